@@ -1,0 +1,37 @@
+# Everything a newcomer or CI needs. `make setup` builds .venv from constraints.txt and does nothing when it is up to date.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.matrix-installed
+
+.PHONY: setup quickstart test test-fast lint type bench
+
+setup: $(STAMP)
+
+# torch goes first and alone: asked for by name and version it is the CPU build where one is at hand, and no later
+# requirement can pull another build in.
+$(STAMP): constraints.txt setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	touch $(STAMP)
+
+quickstart: setup
+	$(BIN)/megarl train configs/quickstart.yaml
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-fast: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python tools/bench/quickstart_speed.py

@@ -1,0 +1,1 @@
+"""Configuration: schema, loading, resolving and the arithmetic of layouts. Nothing here imports torch."""

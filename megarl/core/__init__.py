@@ -1,0 +1,1 @@
+"""The nouns of the program: samples, batches, the world, the protocols and the errors."""

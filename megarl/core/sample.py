@@ -1,0 +1,69 @@
+"""Prompts, samples and groups: what a rollout is made of.
+
+All per-token arrays of a :class:`Sample` have one length and are aligned to the *token*: index ``t`` of a log-prob array
+is the log-prob of token ``t`` given the tokens before it. Positions that the policy did not sample (the prompt, tool
+output) have ``loss_mask`` 0 and log-prob 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Finish = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question. ``demonstration`` is a worked answer, for supervised learning."""
+
+    id: str
+    text: str
+    token_ids: NDArray[np.int64]
+    answer: str | None = None
+    demonstration: str | None = None
+    task: str = "default"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One conversation of the policy about one prompt, and what it earned."""
+
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.int8]
+    rollout_logprobs: NDArray[np.float32]
+    finish: Finish
+    response: str = ""
+    version: int = 0
+    seed: int = 0
+    # What the reward function gave. None until scored; a failed reward never becomes a number.
+    reward: float | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    # The scalar credit of `Algorithm.credit_groups`; spread over tokens later.
+    advantage: float = 0.0
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        if len(self.loss_mask) != length or len(self.rollout_logprobs) != length:
+            raise ValueError(
+                f"a sample's arrays must have one length: {length} tokens, "
+                f"{len(self.loss_mask)} mask, {len(self.rollout_logprobs)} log-probs"
+            )
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(self.loss_mask.sum())
+
+
+@dataclass(slots=True)
+class Group:
+    """One prompt and its samples. A group stays intact until packing: group baselines need it whole."""
+
+    prompt: Prompt
+    samples: list[Sample]
