@@ -20,7 +20,7 @@ def import_callable(path: str, where: str) -> Callable[..., Any]:
         raise ConfigError(
             "MRL-1302", f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error})."
         ) from error
-    found = getattr(module, name, None)
+    found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
         public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         raise ConfigError(

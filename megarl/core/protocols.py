@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, SupportsFloat
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from megarl.core.sample import Finish
+from megarl.core.batch import MicroBatch, TrainBatch
+from megarl.core.sample import Finish, Group
+from megarl.core.world import World
 
 EnginePart = Literal["weights", "kv_cache"]
 
@@ -78,3 +80,90 @@ class Engine(Protocol):
 
     def resume(self, part: EnginePart) -> None:
         """Take the part's memory again; contents are undefined until written."""
+
+
+class Fleet(Protocol):
+    """All engines of a run behind one call."""
+
+    def generate(self, requests: Sequence[GenerationRequest], meter: Statistics) -> list[Generation]:
+        """The driver's requests, served by all engines; results in their order on the driver, [] elsewhere. Collective."""
+
+
+class Statistics(Protocol):
+    """Where statistics go: `metrics.Meter`, seen from below."""
+
+    def mean(self, name: str, num: SupportsFloat, den: SupportsFloat) -> None:
+        """Add to both sides of num / den."""
+
+    def sum(self, name: str, x: SupportsFloat) -> None:
+        """Add to a total."""
+
+    def max(self, name: str, x: SupportsFloat) -> None:
+        """Take the larger."""
+
+    def min(self, name: str, x: SupportsFloat) -> None:
+        """Take the smaller."""
+
+    def last(self, name: str, x: SupportsFloat) -> None:
+        """Replace the value."""
+
+    def moments(self, name: str, n: SupportsFloat, mean: SupportsFloat, m2: SupportsFloat) -> None:
+        """Add numbers by their count, mean and squared deviations."""
+
+    def loss(self, name: str, partial: SupportsFloat, num_updates: int = 0) -> None:
+        """Add a micro-batch's share of its optimizer step's loss."""
+
+
+class Algorithm(Protocol):
+    """One way to learn from samples. Credit is given twice: a number per sample, then a number per token."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over a step's samples."""
+
+    def credit_groups(self, groups: Sequence[Group], meter: Statistics) -> None:
+        """On the driver, while groups are whole: set every sample's ``advantage``."""
+
+    def credit_tokens(self, batch: TrainBatch, world: World, meter: Statistics) -> TrainBatch:
+        """On every rank, after the models annotated the batch: fill ``advantages`` and ``returns``. Collective."""
+
+    def policy_loss(
+        self, logprobs: torch.Tensor, entropy: torch.Tensor, micro: MicroBatch, meter: Statistics
+    ) -> torch.Tensor:
+        """This micro-batch's part of the loss: sum(micro.loss_weight * token loss)."""
+
+    def value_loss(self, values: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:
+        """The same for a critic."""
+
+
+class Annotator(Protocol):
+    """A model that says something about the batch before it is learned from."""
+
+    forward_phase: str
+    annotation_timer: str
+
+    def annotate(self, batch: TrainBatch) -> TrainBatch:
+        """Fill the model's columns of the batch. Collective."""
+
+
+class Learner(Protocol):
+    """A model that learns from the batch."""
+
+    train_phase: str
+    update_timer: str
+
+
+class OffloadPart(Protocol):
+    """Something that takes device memory and can leave it."""
+
+    resident: bool
+
+    def offload(self) -> None:
+        """Leave the device."""
+
+    def onload(self) -> None:
+        """Come back."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Device bytes that the part takes now."""

@@ -105,7 +105,7 @@ class World:
         dist.recv(size, rank, group=self.control_group)
         buffer = torch.empty(int(size), dtype=torch.uint8)
         dist.recv(buffer, rank, group=self.control_group)
-        return memoryview(buffer.numpy())
+        return memoryview(buffer.numpy().data)
 
 
 def _to_tensor(frame: bytes) -> torch.Tensor:

@@ -1,0 +1,124 @@
+"""The clipped policy loss that GRPO and PPO share, and its statistics.
+
+All losses have one form: sum over tokens of ``micro.loss_weight`` times a token's loss. The weights hold the aggregation
+(token mean, sequence mean …) and its *global* denominator, so partial losses of micro-batches and ranks simply add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from megarl.core.batch import MicroBatch
+from megarl.core.protocols import Statistics
+from megarl.ops.kl import Estimator, kl_estimate
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """Settings of the clipped surrogate (Schulman et al., 2017).
+
+    ``clip_low`` and ``clip_high`` may differ (DAPO's clip-higher). ``dual_clip`` bounds the loss of tokens with a negative
+    advantage and an exploding ratio at ``dual_clip * |advantage|`` (Ye et al., 2020).
+    """
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    entropy_coef: float
+    kl_coef: float
+    kl_estimator: Estimator
+
+    def __call__(
+        self, logprobs: torch.Tensor, entropy: torch.Tensor, micro: MicroBatch, meter: Statistics
+    ) -> torch.Tensor:
+        """This micro-batch's part of the loss. ``kl_coef`` is 0 when the KL is taken from the reward instead."""
+        assert micro.old_logprobs is not None and micro.advantages is not None
+        # Outside the mask a log-prob may be anything: the first token of a sequence is nobody's prediction.
+        log_ratio = (logprobs - micro.old_logprobs) * micro.loss_mask
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        plain, bounded = -micro.advantages * ratio, -micro.advantages * clipped
+        token_loss = torch.maximum(plain, bounded)
+        lower = torch.zeros_like(token_loss, dtype=torch.bool)
+        if self.dual_clip is not None:
+            bound = -micro.advantages * self.dual_clip
+            lower = (micro.advantages < 0) & (token_loss > bound)
+            token_loss = torch.where(lower, bound, token_loss)
+        pg_loss = (token_loss * micro.loss_weight).sum()
+        total = pg_loss
+        meter.loss("actor/pg_loss", pg_loss.detach())
+        if micro.ref_logprobs is not None:
+            kl_loss = (kl_estimate(logprobs, micro.ref_logprobs, self.kl_estimator) * micro.loss_weight).sum()
+            total = total + self.kl_coef * kl_loss
+            meter.loss("actor/kl_loss", kl_loss.detach())
+            meter.last("actor/kl_coef", self.kl_coef)
+        if self.entropy_coef:
+            entropy_bonus = (entropy * micro.loss_weight).sum()
+            total = total - self.entropy_coef * entropy_bonus
+        meter.loss("actor/total_loss", total.detach())
+        with torch.no_grad():
+            _report_ratio(log_ratio, bounded > plain, micro, self, meter)
+            meter.mean("actor/entropy_update", (entropy * micro.loss_mask).sum(), micro.loss_mask.sum())
+            if self.dual_clip is not None:
+                meter.mean("actor/pg_clipfrac_lower", (lower * micro.loss_mask).sum(), micro.loss_mask.sum())
+        return total
+
+
+def _report_ratio(
+    log_ratio: torch.Tensor, active: torch.Tensor, micro: MicroBatch, settings: PolicyLoss, meter: Statistics
+) -> None:
+    """How far the policy moved from the one that generated the samples: token means over the policy's own tokens."""
+    mask = micro.loss_mask
+    ratio = log_ratio.exp()
+    high, low = ratio > 1 + settings.clip_high, ratio < 1 - settings.clip_low
+    columns = torch.stack([-log_ratio, 0.5 * log_ratio.square(), active, high, low, high | low]) * mask
+    num_tokens = float(mask.sum())
+    names = ("ppo_kl", "approxkl", "pg_clipfrac", "ppo_ratio_high_clipfrac", "ppo_ratio_low_clipfrac", "ppo_ratio_clipfrac")
+    for name, total in zip(names, columns.sum(1).tolist(), strict=True):
+        meter.mean(f"actor/{name}", total, num_tokens)
+    if num_tokens:
+        chosen = ratio[mask.bool()]
+        meter.max("actor/ratio_max", chosen.max())
+        meter.min("actor/ratio_min", chosen.min())
+    sequence = micro.sequence_of_token
+    lengths = torch.zeros(micro.num_sequences, device=mask.device).index_add_(0, sequence, mask)
+    sums = torch.zeros_like(lengths).index_add_(0, sequence, ratio * mask)
+    present = lengths > 0
+    meter.mean("actor/ratio_mean", (sums[present] / lengths[present]).sum(), present.sum())
+
+
+def report_tokens(micro: MicroBatch, meter: Statistics) -> None:
+    """Statistics of the batch before any update, over the policy's own tokens."""
+    mask = micro.loss_mask
+    num_tokens = mask.sum()
+    chosen = mask.bool()
+    for name, column in {
+        "critic/advantages": micro.advantages,
+        "critic/returns": micro.returns,
+        "critic/values": micro.values,
+    }.items():
+        if column is not None:
+            meter.mean(f"{name}/mean", (column * mask).sum(), num_tokens)
+            if bool(num_tokens):
+                meter.max(f"{name}/max", column[chosen].max())
+                meter.min(f"{name}/min", column[chosen].min())
+    for name, column in {
+        "actor/entropy": micro.entropy,
+        "critic/old_log_prob/mean": micro.old_logprobs,
+        "critic/ref_log_prob/mean": micro.ref_logprobs,
+    }.items():
+        if column is not None:
+            meter.mean(name, (column * mask).sum(), num_tokens)
+
+
+def report_mismatch(micro: MicroBatch, meter: Statistics) -> None:
+    """The engine's log-probs against the trainer's on the same tokens; both speak of the same weights."""
+    assert micro.old_logprobs is not None
+    chosen = micro.loss_mask.bool()
+    gap = (micro.old_logprobs - micro.rollout_logprobs)[chosen]
+    if gap.numel():
+        meter.mean("mismatch/logprob_gap_mean", gap.abs().sum(), gap.numel())
+        meter.max("mismatch/logprob_gap_max", gap.abs().max())
+        meter.mean("mismatch/k3_kl", kl_estimate(-gap, torch.zeros_like(gap), "k3").sum(), gap.numel())

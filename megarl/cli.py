@@ -1,0 +1,101 @@
+"""The command line: ``megarl check`` and ``megarl train``.
+
+Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
+imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from megarl import __version__
+from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, ConfigError, MegarlError
+
+_EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that a closed pipe ended
+_EXIT_INTERRUPTED = 130  # the same for Ctrl-C
+_OVERRIDES_HELP = "settings that replace those of the file, for example actor.optimizer.lr=1e-6"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return the process's exit code. Mistakes of the user's are told without a traceback."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()  # here, so that a closed pipe is noticed while it can still be handled
+        return code
+    except MegarlError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except Exception:
+        sys.stderr.write(f"MRL-9001 internal error in megarl {__version__}. Please report it with this text:\n")
+        sys.stderr.write(traceback.format_exc())
+        return EXIT_INTERNAL
+
+
+def _run(argv: list[str] | None) -> int:
+    parser = _parser()
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit:  # --help and --version end this way; mistakes raise ConfigError
+        return EXIT_OK
+    command: Callable[[Path, list[str]], int] = arguments.run_command
+    return command(arguments.config, arguments.overrides)
+
+
+def _check(path: Path, overrides: list[str]) -> int:
+    from megarl.config.load import load_config
+    from megarl.config.preflight import require_inputs
+    from megarl.config.summary import summarise
+
+    config = load_config(path, overrides)
+    require_inputs(config)
+    sys.stdout.write(summarise(config))
+    return EXIT_OK
+
+
+def _train(path: Path, overrides: list[str]) -> int:
+    from megarl.config.load import load_config
+    from megarl.config.preflight import require_inputs
+
+    config = load_config(path, overrides)
+    require_inputs(config)
+
+    from megarl.launch.start import start_training  # only now: it imports torch
+
+    return start_training(config)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports mistakes as `ConfigError` (exit code 64) instead of exiting with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("MRL-1011", f"{message}\n    {self.format_usage().strip()}\n    Try: {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="megarl", description="Reinforcement learning for language models on Megatron-Core.")
+    parser.add_argument("--version", action="version", version=f"megarl {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add(commands, "check", _check, "validate a configuration and show its layout, batches and phases")
+    _add(commands, "train", _train, "train, as the configuration says")
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[_Parser], name: str, command: Callable[[Path, list[str]], int], text: str
+) -> None:
+    parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="a YAML file")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=_OVERRIDES_HELP)
+    parser.set_defaults(run_command=command)

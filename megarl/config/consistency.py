@@ -1,0 +1,137 @@
+"""Settings that are fine one by one and contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megarl.config import catalogue
+from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
+from megarl.config.names import REWARDS
+from megarl.config.problems import KeyPath, Problem, dotted, show
+from megarl.config.schema import OptimizerSettings, RunConfig
+
+_GROUP_SIZE: KeyPath = ("rollout", "group_size")
+
+
+def check_consistency(config: RunConfig) -> list[Problem]:
+    """Every contradiction in the configuration."""
+    return [
+        *_model(config),
+        *_rollout(config),
+        *_schedules(config),
+        *_reward(config),
+        *_eval(config),
+    ]
+
+
+def _contradiction(text: str, hint: str, *keys: KeyPath) -> Problem:
+    return Problem("MRL-1005", text, keys, (hint,))
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    path, own, tokenizer = ("model", "path"), ("model", "config"), ("model", "tokenizer")
+    if config.model.path is not None and config.model.config is not None:
+        yield _contradiction(
+            "model.path and model.config are both given.",
+            "Keep model.path to load weights, or model.config to start from random ones; set the other to null.",
+            own,
+            path,
+        )
+    if config.model.path is None and config.model.config is None:
+        yield Problem(
+            "MRL-1002",
+            "model.path or model.config is required but neither is given.",
+            (("model",), path, own),
+            ("Give model.path (a local Hugging Face directory) or model.config (to start from random weights).",),
+        )
+    elif config.model.path is None and config.model.tokenizer is None:
+        yield Problem(
+            "MRL-1002",
+            "model.tokenizer is required where there is no model.path to take it from.",
+            (own, tokenizer),
+            ("Write model.tokenizer: builtin:characters, or a directory with tokenizer.json.",),
+        )
+
+
+def _rollout(config: RunConfig) -> Iterator[Problem]:
+    is_sft = isinstance(config.algorithm, SftSettings)
+    if config.rollout is None:
+        needs = "" if is_sft and not config.eval.sets else ("eval.sets" if is_sft else "The algorithm")
+        if needs:
+            yield Problem(
+                "MRL-1002",
+                "rollout is required but not given.",
+                (("rollout",), ("algorithm",), ("eval", "sets")),
+                (f"{needs} generates samples. Write at least rollout: {{max_new_tokens: ...}}",),
+            )
+    elif isinstance(config.algorithm, GrpoSettings) and config.rollout.group_size < 2:
+        yield _contradiction(
+            f"rollout.group_size={config.rollout.group_size} is too small for grpo: "
+            "a sample's advantage is its reward minus its group's mean, which is 0 in a group of one.",
+            "Set rollout.group_size to 2 or more (8 is usual), or use ppo.",
+            _GROUP_SIZE,
+            ("algorithm", "name"),
+        )
+
+
+def _schedules(config: RunConfig) -> Iterator[Problem]:
+    optimizers: list[tuple[KeyPath, OptimizerSettings]] = [(("actor", "optimizer"), config.actor.optimizer)]
+    if config.uses_critic:
+        optimizers.append((("critic", "optimizer"), config.critic.optimizer))
+    if config.warmup is not None:
+        optimizers.append((("warmup", "optimizer"), config.warmup.optimizer))
+    for path, optimizer in optimizers:
+        if optimizer.schedule != "constant" and optimizer.min_lr_ratio == 1:
+            yield _contradiction(
+                f"{dotted(path)}.schedule={optimizer.schedule} with min_lr_ratio=1 never lowers lr.",
+                f"Set {dotted(path)}.min_lr_ratio below 1 (0.1 is usual), or schedule: constant.",
+                (*path, "schedule"),
+                (*path, "min_lr_ratio"),
+            )
+    if isinstance(config.algorithm, PpoSettings) and config.algorithm.critic_warmup_steps >= config.run.num_steps:
+        yield _contradiction(
+            f"algorithm.critic_warmup_steps={config.algorithm.critic_warmup_steps} leaves the actor nothing: "
+            f"run.num_steps={config.run.num_steps}.",
+            f"Use at most {config.run.num_steps - 1}.",
+            ("algorithm", "critic_warmup_steps"),
+            ("run", "num_steps"),
+        )
+
+
+def _reward(config: RunConfig) -> Iterator[Problem]:
+    known = REWARDS.get(config.reward.name)
+    if known is None:  # the user's own function: its options are checked when it is imported
+        return
+    for option, value in config.reward.options.items():
+        path = ("reward", "options", option)
+        if option not in known:
+            close = catalogue.closest(option, known)
+            meant = f" Did you mean reward.options.{close}?" if close else ""
+            yield Problem(
+                "MRL-1001",
+                f"{dotted(path)} is not an option of {config.reward.name}.{meant}",
+                (path, ("reward", "name")),
+                (f"Options of {config.reward.name}: {', '.join(known) or 'none'}.",),
+            )
+        elif value is not None and (not isinstance(value, str) or not value):
+            yield Problem("MRL-1003", f"{dotted(path)}={show(value)} is not allowed. It must be text or null.", (path,))
+
+
+def _eval(config: RunConfig) -> Iterator[Problem]:
+    if config.eval.every > 0 and not config.eval.sets:
+        yield _contradiction(
+            f"eval.every={config.eval.every} has nothing to evaluate: eval.sets is empty.",
+            "Write eval.sets: {held_out: {data: ...}}, or eval.every: 0",
+            ("eval", "every"),
+            ("eval", "sets"),
+        )
+    for name, one in config.eval.sets.items():
+        path = ("eval", "sets", name)
+        if one.num_samples > 1 and one.temperature == 0:
+            yield _contradiction(
+                f"{dotted((*path, 'num_samples'))}={one.num_samples} at temperature 0 would draw the same sample "
+                f"{one.num_samples} times.",
+                "Set its temperature above 0 (1.0 is usual), or num_samples: 1",
+                (*path, "num_samples"),
+                (*path, "temperature"),
+            )

@@ -1,0 +1,61 @@
+"""The phase table: what each phase of a step needs on the device, for one configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megarl.config.algorithms import SftSettings
+from megarl.config.schema import RunConfig
+
+WEIGHTS = "weights"
+TRAINING = "weights, grads, optimizer"
+STAYS = "stays"
+ABSENT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase by its name in the metrics, and what each model must have on the device in it."""
+
+    name: str
+    needs: dict[str, str]
+
+
+def phases(config: RunConfig) -> list[Phase]:
+    """The phases of a step in their order; those of models that the run does not have are left out."""
+    only_supervised = isinstance(config.algorithm, SftSettings)
+    generates = config.rollout is not None
+    table = [
+        (generates, Phase("actor_infer/generate", {"engine": "weights, KV cache"})),
+        (config.uses_reference, Phase("reference/compute_log_probs", {"reference": WEIGHTS})),
+        (not only_supervised, Phase("actor_train/compute_log_probs", {"actor": WEIGHTS})),
+        (config.uses_critic, Phase("critic/compute_values", {"critic": WEIGHTS})),
+        (config.uses_critic, Phase("critic/train_step", {"critic": TRAINING})),
+        (True, Phase("actor_train/train_step", {"actor": TRAINING})),
+        (generates, Phase("actor_train/model_update", {"actor": WEIGHTS, "engine": "weights, in buckets"})),
+    ]
+    return [phase for exists, phase in table if exists]
+
+
+def residents(config: RunConfig) -> list[str]:
+    """The models that share the device, in the order of the table's columns."""
+    exists = {
+        "engine": config.rollout is not None,
+        "actor": True,
+        "critic": config.uses_critic,
+        "reference": config.uses_reference,
+    }
+    return [name for name, present in exists.items() if present]
+
+
+def on_device(config: RunConfig, phase: Phase, model: str) -> str:
+    """What ``model`` has on the device in ``phase``. A model that is never offloaded stays."""
+    if model in phase.needs:
+        return phase.needs[model]
+    offload = {
+        "engine": True,
+        "actor": config.actor.offload,
+        "critic": config.critic.offload,
+        "reference": config.reference.offload,
+    }
+    return ABSENT if offload[model] else STAYS

@@ -1,0 +1,40 @@
+"""Whether the files that a run will open are there. Cheap enough to do before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from megarl.config.problems import KeyPath, dotted, show
+from megarl.config.schema import RunConfig
+from megarl.core.errors import MissingInputError
+
+
+def require_inputs(config: RunConfig) -> None:
+    """Raise one `MissingInputError` that names everything missing. Relative paths start at the working directory."""
+    missing = [*_tokenizer(config), *_data(config)]
+    if missing:
+        code = missing[0].partition(" ")[0]
+        raise MissingInputError(code, "\n".join(missing).removeprefix(f"{code} "))
+
+
+def _tokenizer(config: RunConfig) -> Iterator[str]:
+    key = "model.path" if config.model.tokenizer is None else "model.tokenizer"
+    directory = config.model.tokenizer or config.model.path or ""
+    if not directory.startswith("builtin:") and not _is_file(Path(directory) / "tokenizer.json"):
+        yield f"MRL-4101 {key}={show(directory)}: there is no tokenizer.json in it."
+
+
+def _data(config: RunConfig) -> Iterator[str]:
+    sources: dict[KeyPath, str] = {("data", "train"): config.data.train}
+    sources |= {("eval", "sets", name, "data"): one.data for name, one in config.eval.sets.items()}
+    for path, source in sources.items():
+        if not source.startswith("builtin:") and not _is_file(Path(source)):
+            yield f"MRL-4102 {dotted(path)}={show(source)}: there is no such file."
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long a name, or a NUL in it
+        return False

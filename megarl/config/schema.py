@@ -1,0 +1,316 @@
+"""Every setting of a run, with its default, its limits and what it is for.
+
+`docs/configuration.md` is generated from this file. What needs more than one setting to be checked is in
+`consistency.py` (contradictions) and `layout.py` (arithmetic).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, StringConstraints
+
+from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
+from megarl.config.names import DATASETS, DatasetName, RewardName, TokenizerName, name_as_mapping
+from megarl.config.section import REQUIRED, Section, section, setting
+
+_MANY = 1_000_000_000
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_SET_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._-]{0,99}){0,3}$"
+_DATA_RULE = f"a JSONL file or a built-in task: {', '.join(DATASETS)}"
+
+
+class RunSettings(Section):
+    """What the run is called, how long it is and where it runs."""
+
+    name: str = setting(
+        REQUIRED,
+        "Name of the run and of its directory.",
+        pattern=_NAME,
+        rule="text of at most 100 letters, digits, dots, dashes and underscores, starting with a letter or digit",
+        elsewhere="experiment_name exp_name run_name",
+    )
+    dir: str = setting("runs", "Directory that holds the run's directory.", min_length=1, elsewhere="output_dir")
+    seed: int = setting(0, "Every random draw of the run follows from it.", ge=0, le=2**63 - 1)
+    num_steps: int = setting(
+        REQUIRED,
+        "Training steps: rounds of generating samples and learning from them.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_steps total_steps total_training_steps steps",
+    )
+    num_ranks: int = setting(
+        1,
+        "Processes that train, over all machines.",
+        ge=1,
+        le=1_000_000,
+        elsewhere="world_size nproc_per_node num_gpus",
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto takes CUDA where it is found.")
+
+
+class ModelSettings(Section):
+    """The model to train: a local Hugging Face directory, or a config to start from random weights."""
+
+    path: str | None = setting(
+        None,
+        "Local Hugging Face directory with config.json and weights.",
+        min_length=1,
+        elsewhere="model_name_or_path pretrained pretrain model_path",
+    )
+    config: dict[str, Any] | None = setting(
+        None, "Hugging Face config (the keys of a config.json), to start from random weights; only without model.path."
+    )
+    tokenizer: TokenizerName | None = setting(
+        None,
+        "Where the tokenizer is; null: in model.path.",
+        rule="a directory with tokenizer.json, builtin:characters, or null",
+        elsewhere="tokenizer_path",
+    )
+
+
+class ParallelSettings(Section):
+    """How one copy of the model is cut. Ranks that are left over become data-parallel replicas."""
+
+    tp_size: int = setting(
+        1,
+        "Tensor-parallel size: ranks that share every layer.",
+        ge=1,
+        le=4096,
+        elsewhere="tensor_model_parallel_size tensor_parallel_size tp",
+    )
+    pp_size: int = setting(
+        1,
+        "Pipeline-parallel size: stages that the layers are dealt to.",
+        ge=1,
+        le=4096,
+        elsewhere="pipeline_model_parallel_size pipeline_parallel_size pp",
+    )
+
+
+class OptimizerSettings(Section):
+    """AdamW and its learning rate."""
+
+    lr: float = setting(1e-6, "Peak learning rate.", ge=0, le=1, elsewhere="learning_rate")
+    min_lr_ratio: float = setting(
+        1.0,
+        "Learning rate at the end, as a fraction of lr. Not used by the constant schedule.",
+        ge=0,
+        le=1,
+        elsewhere="min_lr_rate",
+    )
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
+        "constant",
+        "How lr falls to its end; wsd: constant for the first half, then linear.",
+        elsewhere="lr_scheduler_type lr_schedule lr_decay_style",
+    )
+    warmup_steps: int = setting(
+        0, "First steps, in which lr rises linearly from 0.", ge=0, le=_MANY, elsewhere="lr_warmup_steps"
+    )
+    weight_decay: float = setting(0.0, "AdamW's weight decay.", ge=0, le=10)
+    beta1: float = setting(0.9, "AdamW's decay of the gradient's mean.", ge=0, lt=1, elsewhere="adam_beta1")
+    beta2: float = setting(0.999, "AdamW's decay of the gradient's square.", ge=0, lt=1, elsewhere="adam_beta2")
+    eps: float = setting(1e-8, "AdamW's epsilon.", gt=0, le=1, elsewhere="adam_epsilon adam_eps")
+    grad_clip: float = setting(
+        1.0, "Largest norm of the gradient; 0: off.", ge=0, le=1e9, elsewhere="max_grad_norm clip_grad"
+    )
+
+
+class CriticOptimizerSettings(OptimizerSettings):
+    """As for the actor, with a higher learning rate."""
+
+    lr: float = setting(1e-5, "Peak learning rate.", ge=0, le=1, elsewhere="learning_rate")
+
+
+class WarmupOptimizerSettings(OptimizerSettings):
+    """As for the actor, with a higher learning rate."""
+
+    lr: float = setting(1e-5, "Peak learning rate.", ge=0, le=1, elsewhere="learning_rate")
+
+
+class ReferenceSettings(Section):
+    """The reference model, which exists when algorithm.kl.coef is above 0."""
+
+    max_tokens_per_microbatch: int = setting(
+        4096,
+        "Tokens of one forward pass per rank; sequences are packed up to it.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_tokens_per_gpu max_token_len_per_gpu micro_batch_size",
+    )
+    offload: bool = setting(
+        True, "Leave the device in phases that do not need this model.", elsewhere="param_offload cpu_offload"
+    )
+
+
+class ActorSettings(ReferenceSettings):
+    """The policy that is trained."""
+
+    parallel: ParallelSettings = section(ParallelSettings, "How one copy of the model is cut.")
+    optimizer: OptimizerSettings = section(OptimizerSettings, "AdamW and its learning rate.")
+
+
+class CriticSettings(ReferenceSettings):
+    """The value model, which exists for ppo. It is cut like the actor."""
+
+    optimizer: CriticOptimizerSettings = section(CriticOptimizerSettings, "AdamW and its learning rate.")
+
+
+class WarmupSettings(Section):
+    """Supervised steps on the training data's demonstrations, before the algorithm starts."""
+
+    num_steps: int = setting(REQUIRED, "Supervised steps.", ge=1, le=_MANY)
+    batch_size: int = setting(64, "Demonstrations per step.", ge=1, le=_MANY)
+    optimizer: WarmupOptimizerSettings = section(WarmupOptimizerSettings, "AdamW and its learning rate.")
+
+
+class RolloutSettings(Section):
+    """What is generated in a step."""
+
+    prompts_per_step: int = setting(
+        32, "Prompts per step.", ge=1, le=_MANY, elsewhere="rollout_batch_size train_batch_size batch_size num_prompts"
+    )
+    group_size: int = setting(
+        8,
+        "Samples per prompt. grpo needs at least 2.",
+        ge=1,
+        le=1_000_000,
+        elsewhere="num_generations n n_samples_per_prompt num_return_sequences num_samples rollout_n",
+    )
+    max_new_tokens: int = setting(
+        REQUIRED,
+        "Longest response; longer ones are cut.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_tokens response_length max_response_length max_completion_length max_length",
+    )
+    temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
+    top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)
+    top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0: off.", ge=0, le=_MANY)
+
+
+class GenerationSettings(Section):
+    """The engine that generates."""
+
+    engine: Literal["embedded"] = setting("embedded", "embedded: a torch engine inside each rank.", elsewhere="backend")
+    num_slots: int = setting(
+        64,
+        "Sequences that one engine decodes at once.",
+        ge=1,
+        le=1_000_000,
+        elsewhere="max_num_seqs max_running_requests",
+    )
+
+
+class WeightsSettings(Section):
+    """How new weights reach the engines."""
+
+    transport: Literal["auto", "inprocess"] = setting("auto", "auto takes what fits the engine.")
+
+
+class DataSettings(Section):
+    """The prompts to train on."""
+
+    train: DatasetName = setting(
+        REQUIRED,
+        "The training prompts.",
+        rule=_DATA_RULE,
+        elsewhere="train_files train_file train_data dataset prompt_data",
+    )
+    prompt_key: str = setting("prompt", "Key of a row's prompt.", min_length=1, elsewhere="input_key")
+    answer_key: str = setting("answer", "Key of a row's reference answer.", min_length=1, elsewhere="label_key")
+    demonstration_key: str = setting("demonstration", "Key of a row's worked answer.", min_length=1)
+    shuffle: bool = setting(True, "Draw prompts in a new order in every epoch.")
+    bad_rows: Literal["error", "skip"] = setting("error", "Stop at rows that cannot be read, or leave them out.")
+    max_bad_rows: int = setting(100, "Most rows that bad_rows=skip leaves out; more are an error.", ge=0, le=_MANY)
+
+
+class RewardSettings(Section):
+    """The reward function. ``reward: NAME`` is short for ``reward: {name: NAME}``."""
+
+    name: RewardName = setting(
+        "exact_match",
+        "The reward function.",
+        rule='exact_match, coin_flip, or the import path of a function: "package.module:function"',
+    )
+    options: dict[str, Any] = setting(
+        {}, "Keyword arguments of the function. exact_match takes `after`: compare what follows the last such text."
+    )
+
+
+class EvalSetSettings(Section):
+    """One set of prompts to evaluate on, under a name of your choice."""
+
+    data: DatasetName = setting(REQUIRED, "The prompts.", rule=_DATA_RULE)
+    num_samples: int = setting(1, "Samples per prompt (the k of best-of-k).", ge=1, le=100_000, elsewhere="n k")
+    temperature: float = setting(0.0, "Sampling temperature; 0: the likeliest token.", ge=0, le=100)
+    max_prompts: int = setting(256, "Only the first prompts of the set, at most so many.", ge=1, le=_MANY)
+
+
+class EvalSettings(Section):
+    """When and on what the policy is evaluated."""
+
+    every: int = setting(
+        0,
+        "Steps between evaluations; 0: none in between.",
+        ge=0,
+        le=_MANY,
+        elsewhere="eval_interval test_freq",
+    )
+    before_training: bool = setting(True, "Evaluate before the first step.", elsewhere="val_before_train")
+    at_end: bool = setting(True, "Evaluate after the last step.")
+    sets: dict[Annotated[str, StringConstraints(pattern=_SET_NAME)], EvalSetSettings] = setting(
+        {}, "The sets, by name.", rule="a mapping from names of sets to their settings"
+    )
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    run: RunSettings = setting(REQUIRED, "What the run is called, how long it is and where it runs.")
+    model: ModelSettings = setting(REQUIRED, "The model to train.")
+    actor: ActorSettings = section(ActorSettings, "The policy that is trained.")
+    critic: CriticSettings = section(CriticSettings, "The value model.")
+    reference: ReferenceSettings = section(ReferenceSettings, "The reference model.")
+    algorithm: AlgorithmSettings = setting(REQUIRED, "How it learns.")
+    warmup: WarmupSettings | None = setting(None, "Supervised steps before the algorithm starts; null: none.")
+    rollout: RolloutSettings | None = setting(None, "What is generated in a step. Only sft can do without.")
+    generation: GenerationSettings = section(GenerationSettings, "The engine that generates.")
+    weights: WeightsSettings = section(WeightsSettings, "How new weights reach the engines.")
+    data: DataSettings = setting(REQUIRED, "The prompts to train on.")
+    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] = section(
+        RewardSettings, "The reward function."
+    )
+    eval: EvalSettings = section(EvalSettings, "When and on what the policy is evaluated.")
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.actor.parallel.tp_size * self.actor.parallel.pp_size
+
+    @property
+    def dp_size(self) -> int:
+        """Copies of the model, each fed with its own samples."""
+        return self.run.num_ranks // self.model_parallel_size
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether there is a value model."""
+        return isinstance(self.algorithm, PpoSettings)
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether there is a reference model."""
+        return isinstance(self.algorithm, PolicyLossSettings) and self.algorithm.kl.coef > 0
+
+    @property
+    def samples_per_step(self) -> int:
+        """Sequences that a step learns from; 0 if nothing says how many."""
+        if isinstance(self.algorithm, SftSettings):
+            return self.algorithm.batch_size
+        return self.rollout.prompts_per_step * self.rollout.group_size if self.rollout else 0
+
+    @property
+    def num_minibatches(self) -> int:
+        """Optimizer steps per pass over a step's samples."""
+        return 1 if isinstance(self.algorithm, CustomAlgorithm) else self.algorithm.num_minibatches

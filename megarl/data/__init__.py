@@ -1,0 +1,1 @@
+"""Where prompts come from, and how scored groups become the tensors of a training step."""

@@ -1,0 +1,171 @@
+"""From scored groups to packed tensors, one `TrainBatch` per data-parallel rank.
+
+The layout never changes the maths: which samples share an optimizer step, and how much each token counts in it, depend
+on the order of the samples alone. `dp_size` and the token budget only decide where, and in which company, a sequence is
+computed. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megarl.core.batch import MicroBatch, MiniBatch, TrainBatch
+from megarl.core.sample import Group, Sample
+
+LossAggregation = Literal["token-mean", "sequence-mean-token-sum", "sequence-mean-token-mean"]
+_AGGREGATIONS = ("token-mean", "sequence-mean-token-sum", "sequence-mean-token-mean")
+
+FILLER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """How a step is cut up. ``max_tokens_per_microbatch`` counts prompts too; a longer sequence travels alone."""
+
+    dp_size: int
+    num_minibatches: int
+    max_tokens_per_microbatch: int
+    loss_aggregation: LossAggregation = "token-mean"
+
+    def __post_init__(self) -> None:
+        if min(self.dp_size, self.num_minibatches, self.max_tokens_per_microbatch) < 1:
+            raise ValueError(f"sizes of a pack plan must be at least 1: {self}")
+        if self.loss_aggregation not in _AGGREGATIONS:
+            raise ValueError(f"loss_aggregation must be one of {_AGGREGATIONS}, not {self.loss_aggregation!r}")
+
+
+class _Placed(NamedTuple):
+    """A sample on its way into a microbatch."""
+
+    sample: Sample
+    sample_index: int  # position in the step's list of samples, or FILLER
+    token_weight: float  # how much each of its loss tokens counts
+
+
+def pack(groups: Sequence[Group], plan: PackPlan) -> list[TrainBatch]:
+    """One batch per data-parallel rank, all with the same number of minibatches.
+
+    Groups stay whole and in order. With fewer groups than minibatches, each group gets its own minibatch and the rest
+    is left out: an optimizer step without samples would still move the weights by momentum.
+    """
+    batches = [TrainBatch() for _ in range(plan.dp_size)]
+    first_index = 0
+    for part in _split_groups([group for group in groups if group.samples], plan.num_minibatches):
+        samples = [sample for group in part for sample in group.samples]
+        for batch, minibatch in zip(batches, _pack_minibatch(samples, first_index, plan), strict=True):
+            batch.minibatches.append(minibatch)
+        first_index += len(samples)
+    return batches
+
+
+def plan_minibatch(lengths: Sequence[int], dp_size: int, budget: int) -> list[list[list[int]]]:
+    """Which sequences each rank computes together: ``plan[dp_rank][microbatch]`` lists indices into ``lengths``.
+
+    Every index occurs exactly once. Ranks are balanced by tokens (longest first to the least loaded); a microbatch
+    keeps to the budget unless its only sequence exceeds it. Longest first also lets similar lengths share a microbatch.
+    """
+    order: list[int] = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+    shares: list[list[int]] = [[] for _ in range(dp_size)]
+    loads = [(0, rank) for rank in range(dp_size)]
+    for index in order:
+        load, rank = loads[0]
+        shares[rank].append(index)
+        heapq.heapreplace(loads, (load + lengths[index], rank))
+    return [_best_fit(share, lengths, budget) for share in shares]
+
+
+def _best_fit(share: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Put each sequence into the fullest microbatch that still has room for it, or open a new one."""
+    microbatches: list[list[int]] = []
+    open_rooms: list[tuple[int, int]] = []  # (room, microbatch), sorted
+    for index in share:
+        length = lengths[index]
+        position = bisect_left(open_rooms, (length, -1))
+        if position == len(open_rooms):
+            room, microbatch = budget, len(microbatches)
+            microbatches.append([])
+        else:
+            room, microbatch = open_rooms.pop(position)
+        microbatches[microbatch].append(index)
+        if room > length:
+            insort(open_rooms, (room - length, microbatch))
+    return microbatches
+
+
+def _split_groups(groups: Sequence[Group], num_parts: int) -> list[Sequence[Group]]:
+    """Consecutive parts whose numbers of groups differ by at most one; none is empty."""
+    num_parts = min(num_parts, len(groups))
+    edges = [len(groups) * part // num_parts for part in range(num_parts + 1)] if num_parts else []
+    return [groups[start:end] for start, end in pairwise(edges)]
+
+
+def _pack_minibatch(samples: Sequence[Sample], first_index: int, plan: PackPlan) -> list[MiniBatch]:
+    """Every rank's share of one optimizer step."""
+    num_loss_tokens = np.array([sample.num_response_tokens for sample in samples], dtype=np.int64)
+    weights = _token_weights(num_loss_tokens, plan.loss_aggregation)
+    sequences = [
+        _Placed(sample, first_index + position, float(weights[position])) for position, sample in enumerate(samples)
+    ]
+    lengths = [len(sample.token_ids) for sample in samples]
+    minibatches = []
+    for share in plan_minibatch(lengths, plan.dp_size, plan.max_tokens_per_microbatch):
+        # Pipelines and collectives need every rank to run something.
+        composition = [[sequences[index] for index in microbatch] for microbatch in share] or [[_filler(samples)]]
+        minibatches.append(
+            MiniBatch([_build(microbatch) for microbatch in composition], int(num_loss_tokens.sum()), len(samples))
+        )
+    return minibatches
+
+
+def _token_weights(num_loss_tokens: NDArray[np.int64], aggregation: LossAggregation) -> NDArray[np.float64]:
+    """What one loss token of each sequence counts. Denominators are those of the minibatch over all ranks."""
+    num_sequences = max(1, int((num_loss_tokens > 0).sum()))
+    if aggregation == "token-mean":
+        return np.full(len(num_loss_tokens), 1 / max(1, int(num_loss_tokens.sum())))
+    if aggregation == "sequence-mean-token-sum":
+        return np.full(len(num_loss_tokens), 1 / num_sequences)
+    return 1 / (np.maximum(num_loss_tokens, 1) * num_sequences)
+
+
+def _filler(samples: Sequence[Sample]) -> _Placed:
+    """A copy of the shortest sequence that earns nothing and trains nothing."""
+    shortest = min(samples, key=lambda sample: len(sample.token_ids))
+    silent = Sample(
+        token_ids=shortest.token_ids,
+        loss_mask=np.zeros_like(shortest.loss_mask),
+        rollout_logprobs=np.zeros_like(shortest.rollout_logprobs),
+        finish=shortest.finish,
+        reward=0.0,
+    )
+    return _Placed(silent, FILLER, 0.0)
+
+
+def _build(sequences: Sequence[_Placed]) -> MicroBatch:
+    samples = [sequence.sample for sequence in sequences]
+    lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.int64)
+    loss_mask = np.concatenate([sample.loss_mask for sample in samples], dtype=np.float32)
+    token_weights = np.repeat([sequence.token_weight for sequence in sequences], lengths)
+    # A sample that nobody scored (supervised learning) has no reward; NaN makes its use by mistake visible.
+    rewards = [np.nan if sample.reward is None else sample.reward for sample in samples]
+    return MicroBatch(
+        token_ids=torch.from_numpy(np.concatenate([sample.token_ids for sample in samples], dtype=np.int64)),
+        positions=torch.from_numpy(np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])),
+        cu_seqlens=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
+        loss_mask=torch.from_numpy(loss_mask),
+        rollout_logprobs=torch.from_numpy(
+            np.concatenate([sample.rollout_logprobs for sample in samples], dtype=np.float32)
+        ),
+        sample_index=torch.tensor([sequence.sample_index for sequence in sequences], dtype=torch.int64),
+        rewards=torch.tensor(rewards, dtype=torch.float32),
+        credit=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        loss_weight=torch.from_numpy((loss_mask * token_weights).astype(np.float32)),
+    )

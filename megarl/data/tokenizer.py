@@ -1,0 +1,166 @@
+"""Text to token ids and back, without special tokens sneaking in.
+
+Prompts are foreign text. Whatever they spell, `Tokenizer.encode` never yields a control token: ``"<|im_end|>"`` in a
+prompt is encoded as the characters that it is made of. Nothing is ever downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+from megarl.core.errors import ConfigError, DataError, MissingInputError
+from megarl.data.excerpt import excerpt
+
+CHARACTERS = " 0123456789+-*=:?#,.abcdefghijklmnopqrstuvwxyz"
+CHARACTERS_VOCAB_SIZE = 64
+_PAD, _EOS = "<pad>", "<eos>"
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library, and where its sentences end.
+
+    ``eos_token_id`` ends a demonstration; sampling stops at any of ``stop_token_ids``, which include it. Every id is
+    below ``vocab_size``. ``alphabet`` holds the only characters that can be encoded; None when any text can.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: tokenizers.Tokenizer,
+        eos_token_id: int,
+        stop_token_ids: Iterable[int],
+        alphabet: str | None = None,
+    ) -> None:
+        # A tokenizer.json may ask for truncation or padding; a prompt must arrive whole and alone.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # the library's word for: special strings in text are plain text
+        self.name = name
+        self.eos_token_id = eos_token_id
+        self.stop_token_ids = tuple(sorted({eos_token_id, *stop_token_ids}))
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        self._backend = backend
+        self._alphabet = alphabet
+        self._outside_alphabet = None if alphabet is None else re.compile(f"[^{re.escape(alphabet)}]")
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Token ids of ``text``; no BOS, no EOS, no control tokens."""
+        problem = self.why_not_encodable(text)
+        if problem is not None:
+            raise DataError("MRL-2004", f"{problem} Text: {excerpt(text)}.")
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Text of ``ids``; control tokens are left out unless asked for."""
+        text: str = self._backend.decode([int(token) for token in ids], skip_special_tokens=skip_special)
+        return text
+
+    def why_not_encodable(self, text: str) -> str | None:
+        """One sentence that names what cannot be encoded, or None. Much cheaper than encoding."""
+        if self._outside_alphabet is not None:
+            found = self._outside_alphabet.search(text)
+            if found is not None:
+                return f"The character {found[0]!r} is not in the vocabulary of {self.name} ({self._alphabet!r})."
+        elif not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                return f"The character {text[error.start]!r} is half of a surrogate pair and no text."
+        return None
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """``"builtin:characters"``, or a local directory with a ``tokenizer.json``."""
+    if spec == "builtin:characters":
+        return _characters()
+    if spec.startswith("builtin:"):
+        raise ConfigError("MRL-1401", f"model.tokenizer={spec!r} is not known. Built in: builtin:characters.")
+    return _from_directory(Path(spec))
+
+
+def _characters() -> Tokenizer:
+    """One token per character; 0 is padding, 1 ends a text, ids past the characters are never produced from text."""
+    names = [_PAD, _EOS, *CHARACTERS]
+    names += [f"<unused{index}>" for index in range(len(names), CHARACTERS_VOCAB_SIZE)]
+    backend = tokenizers.Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([_PAD, _EOS])
+    return Tokenizer("builtin:characters", backend, names.index(_EOS), (), CHARACTERS)
+
+
+def _from_directory(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise MissingInputError(
+            "MRL-4101",
+            f"model.tokenizer={str(directory)!r}: there is no tokenizer.json in it.\n"
+            'Give a local Hugging Face directory, or "builtin:characters"; nothing is downloaded.',
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+        raise ConfigError("MRL-1402", f"{path}: not a tokenizer.json ({excerpt(str(error))}).") from error
+    stop_token_ids = _stop_token_ids(directory)
+    eos_token_id = _eos_token_id(directory, backend)
+    if eos_token_id is None and stop_token_ids:
+        eos_token_id = stop_token_ids[0]
+    if eos_token_id is None:
+        raise ConfigError(
+            "MRL-1403",
+            f"{directory}: no file names the token that ends a text.\n"
+            'Write "eos_token" into tokenizer_config.json, or "eos_token_id" into generation_config.json.',
+        )
+    return Tokenizer(str(directory), backend, eos_token_id, stop_token_ids)
+
+
+def _eos_token_id(directory: Path, backend: tokenizers.Tokenizer) -> int | None:
+    """The tokenizer's own end-of-text token, given by its text."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = _read_object(directory / name).get("eos_token")
+        if isinstance(token, dict):  # a serialized AddedToken
+            token = token.get("content")
+        if token is None:
+            continue
+        token_id: int | None = backend.token_to_id(token) if isinstance(token, str) else None
+        if token_id is None:
+            raise ConfigError("MRL-1403", f"{directory / name}: eos_token {excerpt(str(token))} is not a known token.")
+        return token_id
+    return None
+
+
+def _stop_token_ids(directory: Path) -> list[int]:
+    """What the model was made to stop at: one id or several, of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        found = _read_object(directory / name).get("eos_token_id")
+        if found is None:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+            raise ConfigError(
+                "MRL-1403", f"{directory / name}: eos_token_id must be a token id or a list of them, not {found!r}."
+            )
+        return ids
+    return []
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError("MRL-1402", f"{path}: not valid JSON ({excerpt(str(error))}).") from error
+    if not isinstance(content, dict):
+        raise ConfigError("MRL-1402", f"{path}: must hold a JSON object.")
+    return content

@@ -1,0 +1,198 @@
+"""The decoder's parameters: stored fused for speed, addressed by their Hugging Face names.
+
+Two departures from the Hugging Face layout make decoding faster, and neither shows outside this file:
+
+- queries, keys and values are one matrix, gate and up are one matrix: fewer, larger matrix products;
+- the rows of each query and key head are reordered from rotate-half pairs ``(i, i + head_dim / 2)`` to neighbours
+  ``(2i, 2i + 1)``, so that the rotary embedding is one complex multiplication. Queries and keys are reordered alike,
+  so their products do not change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from megarl.config.model_shape import ModelShape
+from megarl.core.checksum import combine, tensor_checksum
+from megarl.core.errors import EngineError
+
+_ALIGNMENT = 16  # elements; every parameter starts on a 64-byte boundary in fp32
+_ENDLESS = 1 << 58  # elements: more than any model has, yet its bytes can be counted
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. ``qkv`` rows are query heads, then key heads, then value heads; ``gate_up`` rows are gate, then up."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    attention_out: torch.Tensor
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a named parameter lives: a view into the fused storage, and the shape that Hugging Face gives it."""
+
+    view: torch.Tensor
+    shape: tuple[int, ...]
+
+    def write(self, tensor: torch.Tensor) -> None:
+        self.view.copy_(tensor.detach().reshape(self.view.shape))
+
+    def read(self) -> torch.Tensor:
+        return self.view.reshape(self.shape)
+
+
+class DecoderWeights:
+    """All parameters in one storage, which can be given back to the system and taken again."""
+
+    def __init__(self, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> None:
+        self._shape = shape
+        # Laid out twice: on paper to learn the size, then in memory.
+        self._lay_out(torch.empty(_ENDLESS, device="meta", dtype=dtype))
+        self._lay_out(torch.empty(self._cursor, device=device, dtype=dtype))
+        self._num_bytes = self._flat.untyped_storage().nbytes()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every parameter's Hugging Face name."""
+        return frozenset(self._places)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held now; 0 while released."""
+        return self._flat.untyped_storage().nbytes()
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy one parameter into its place."""
+        place = self._places.get(name)
+        if place is None:
+            raise EngineError(
+                "MRL-5102", f"weight update: {_excerpt(name)} is not a parameter of {self._describe(name)}"
+            )
+        if tuple(tensor.shape) != place.shape:
+            raise EngineError(
+                "MRL-5103", f"weight update: {name} has shape {list(tensor.shape)}; it must be {list(place.shape)}."
+            )
+        place.write(tensor)
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter as Hugging Face lays it out."""
+        return ((name, place.read()) for name, place in self._places.items())
+
+    def checksum(self) -> int:
+        """The checksum that `core.checksum` defines, over every parameter."""
+        return combine(tensor_checksum(name, tensor) for name, tensor in self.items())
+
+    def release(self) -> None:
+        """Give the memory back; the values are lost."""
+        self._flat.untyped_storage().resize_(0)
+
+    def resume(self) -> None:
+        """Take the memory again; the values are undefined."""
+        self._flat.untyped_storage().resize_(self._num_bytes)
+
+    def _lay_out(self, flat: torch.Tensor) -> None:
+        shape = self._shape
+        self._flat = flat
+        self._cursor = 0
+        self._places: dict[str, _Place] = {}
+        self.embedding = self._add("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+        self.layers = [self._add_layer(f"model.layers.{index}") for index in range(shape.num_layers)]
+        self.final_norm = self._add("model.norm.weight", shape.hidden_size)
+        self.head = self.embedding
+        if not shape.tied_embeddings:
+            self.head = self._add("lm_head.weight", shape.vocab_size, shape.hidden_size)
+
+    def _describe(self, name: str) -> str:
+        hint = ""
+        if name == "lm_head.weight" and self._shape.tied_embeddings:
+            hint = " Its embeddings are tied: send model.embed_tokens.weight alone."
+        return f"this {self._shape.architecture} with {self._shape.num_layers} layers.{hint}"
+
+    def _take(self, *size: int) -> torch.Tensor:
+        count = math.prod(size)
+        taken = self._flat[self._cursor : self._cursor + count].view(size)
+        self._cursor += _aligned(count)
+        return taken
+
+    def _add(self, name: str, *size: int) -> torch.Tensor:
+        tensor = self._take(*size)
+        self._places[name] = _Place(tensor, size)
+        return tensor
+
+    def _add_fused(self, parts: list[tuple[str, int]], *trailing: int) -> torch.Tensor:
+        """Several named parameters of equal width, one below the other."""
+        fused = self._take(sum(num_rows for _, num_rows in parts), *trailing)
+        start = 0
+        for name, num_rows in parts:
+            self._places[name] = _Place(fused[start : start + num_rows], (num_rows, *trailing))
+            start += num_rows
+        return fused
+
+    def _pair_rotary(self, name: str) -> None:
+        """Let what is written under this name land in neighbouring pairs (see the top of the file)."""
+        place, half = self._places[name], self._shape.head_dim // 2
+        paired = place.view.view(-1, half, 2, *place.shape[1:]).transpose(1, 2)
+        self._places[name] = _Place(paired, place.shape)
+
+    def _add_layer(self, prefix: str) -> LayerWeights:
+        shape, attention = self._shape, f"{prefix}.self_attn"
+        hidden, query_size, kv_size = shape.hidden_size, _query_size(shape), _kv_size(shape)
+
+        def projections(kind: str) -> list[tuple[str, int]]:
+            sizes = {"q": query_size, "k": kv_size, "v": kv_size}
+            return [(f"{attention}.{letter}_proj.{kind}", size) for letter, size in sizes.items()]
+
+        layer = LayerWeights(
+            input_norm=self._add(f"{prefix}.input_layernorm.weight", hidden),
+            qkv=self._add_fused(projections("weight"), hidden),
+            qkv_bias=self._add_fused(projections("bias")) if shape.qkv_bias else None,
+            query_norm=self._add(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            key_norm=self._add(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            attention_out=self._add(f"{attention}.o_proj.weight", hidden, query_size),
+            post_norm=self._add(f"{prefix}.post_attention_layernorm.weight", hidden),
+            gate_up=self._add_fused(
+                [(f"{prefix}.mlp.{part}_proj.weight", shape.intermediate_size) for part in ("gate", "up")], hidden
+            ),
+            down=self._add(f"{prefix}.mlp.down_proj.weight", hidden, shape.intermediate_size),
+        )
+        for letter in ("q", "k"):
+            for suffix in ("_proj.weight", "_proj.bias", "_norm.weight"):
+                if f"{attention}.{letter}{suffix}" in self._places:
+                    self._pair_rotary(f"{attention}.{letter}{suffix}")
+        return layer
+
+
+def name_some(names: Iterable[str]) -> str:
+    """A few of the names, in order, and how many more there are."""
+    listed = sorted(names)
+    rest = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
+    return ", ".join(listed[:_MAX_NAMED]) + rest
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
+def _query_size(shape: ModelShape) -> int:
+    return shape.num_heads * shape.head_dim
+
+
+def _kv_size(shape: ModelShape) -> int:
+    return shape.num_kv_heads * shape.head_dim
+
+
+def _excerpt(name: str) -> str:
+    return ascii(name[:80])

@@ -1,0 +1,43 @@
+"""An engine's memory as parts of the phase table."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from megarl.core.protocols import Engine, EnginePart
+
+
+class MeasuredEngine(Engine, Protocol):
+    """An engine that tells how much memory it takes."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights now."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pool now."""
+
+
+class EngineMemory:
+    """One part of an engine. Released weights are not kept anywhere: the next push brings newer ones."""
+
+    def __init__(self, engine: MeasuredEngine, part: EnginePart) -> None:
+        self._engine = engine
+        self._part = part
+        self.resident = True
+
+    def offload(self) -> None:
+        """Give the memory back."""
+        self._engine.release(self._part)
+        self.resident = False
+
+    def onload(self) -> None:
+        """Take the memory again."""
+        self._engine.resume(self._part)
+        self.resident = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the part takes now."""
+        return self._engine.weight_bytes if self._part == "weights" else self._engine.kv_bytes

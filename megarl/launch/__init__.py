@@ -1,0 +1,1 @@
+"""Who is which rank: started by a launcher, or by megarl itself."""

@@ -1,0 +1,120 @@
+"""Ranks on this machine: start them, watch them, and let none outlive the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from megarl.core.errors import EXIT_INTERNAL, EXIT_OK
+from megarl.run.directory import RunDirectory
+
+# How a rank learns that this process started it, and where to leave its last words.
+LAUNCHER = "MEGARL_LAUNCHER"
+LAST_WORDS = "MEGARL_LAST_WORDS"
+INIT_METHOD = "MEGARL_INIT_METHOD"
+
+_SECONDS_TO_LEAVE = 5.0
+
+
+def run_ranks(num_ranks: int, directory: RunDirectory) -> int:
+    """Run all ranks to the end. The first failure ends the others and decides the exit code."""
+    with tempfile.TemporaryDirectory(prefix="megarl-") as meeting_place:
+        ranks = [_start(rank, num_ranks, directory, Path(meeting_place)) for rank in range(num_ranks)]
+        try:
+            failed = _wait(ranks)
+        finally:
+            _end(ranks)
+        if failed is None:
+            return EXIT_OK
+        return _report(failed, ranks[failed].returncode, Path(meeting_place), directory)
+
+
+def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Path) -> subprocess.Popen[bytes]:
+    threads = max(1, (os.cpu_count() or 1) // num_ranks)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        LAUNCHER: "local",
+        LAST_WORDS: str(meeting_place / f"last_words_{rank}.json"),
+        INIT_METHOD: f"file://{meeting_place}/store",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "MEGARL_RUN_DIRECTORY": str(directory.path),
+        # All ranks are on this machine: their sockets need not be seen by any other.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, "-m", "megarl", "train", str(directory.resolved_config)]
+    if rank == 0:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    with open(directory.logs / f"rank_{rank}.log", "wb") as log:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
+    """Block until all ranks are done or one failed; the number of the first that failed."""
+    with selectors.DefaultSelector() as selector:
+        for number, process in enumerate(ranks):
+            # a process descriptor becomes readable when its process ends
+            selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, number)
+        while selector.get_map():
+            for key, _ in selector.select():
+                number = key.data
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                if ranks[number].wait() != EXIT_OK:
+                    return int(number)
+    return None
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Ask the remaining ranks to leave; insist after a few seconds."""
+    running = [process for process in ranks if process.poll() is None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + _SECONDS_TO_LEAVE
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirectory) -> int:
+    """One voice: the failure that explains the others, told once."""
+    explained = _last_words(meeting_place)
+    if explained is not None:
+        rank, message, code = explained
+        sys.stderr.write(f"{message}\n")
+        return code
+    if returncode < 0:
+        what = f"was ended by signal {signal.Signals(-returncode).name}"
+    else:
+        what = f"ended with exit code {returncode}"
+    sys.stderr.write(f"MRL-9002 rank {rank} {what} and left no message. See {directory.logs}.\n")
+    return EXIT_INTERNAL
+
+
+def _last_words(meeting_place: Path) -> tuple[int, str, int] | None:
+    """What the ranks said before they failed: a mistake of the user's before an internal error, else who spoke first.
+
+    When one rank fails, its neighbours fail a moment later with broken sockets; those are internal errors.
+    """
+    spoken = []
+    for path in meeting_place.glob("last_words_*.json"):
+        words = json.loads(path.read_text(encoding="utf-8"))
+        spoken.append((words["exit_code"] == EXIT_INTERNAL, words["time"], words))
+    if not spoken:
+        return None
+    words = min(spoken, key=lambda entry: entry[:2])[2]
+    return words["rank"], words["message"], words["exit_code"]

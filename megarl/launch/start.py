@@ -1,0 +1,47 @@
+"""``megarl train``: join the ranks that a launcher started, or start them on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from megarl.config.resolved import dump_resolved
+from megarl.config.schema import RunConfig
+from megarl.core.errors import ConfigError
+from megarl.launch.local import run_ranks
+from megarl.run.directory import RunDirectory, claim
+
+
+def start_training(config: RunConfig) -> int:
+    """Train to the end; returns the exit code."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        from megarl.launch.rank import run_launched_rank
+
+        return run_launched_rank(config, _launched_size(config))
+    # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
+    from megarl.run.inputs import open_inputs
+
+    open_inputs(config)
+    directory = claim_directory(config)
+    try:
+        return run_ranks(config.run.num_ranks, directory)
+    finally:
+        directory.release()
+
+
+def claim_directory(config: RunConfig) -> RunDirectory:
+    """Take the run directory and write the resolved configuration into it."""
+    directory = claim(Path(config.run.dir), config.run.name)
+    directory.resolved_config.write_text(dump_resolved(config), encoding="utf-8")
+    return directory
+
+
+def _launched_size(config: RunConfig) -> int:
+    size = int(os.environ["WORLD_SIZE"])
+    if size != config.run.num_ranks:
+        raise ConfigError(
+            "MRL-1110",
+            f"the launcher started {size} ranks, but run.num_ranks={config.run.num_ranks}. "
+            f"Add run.num_ranks={size} to the command, or start {config.run.num_ranks} ranks.",
+        )
+    return size

@@ -1,0 +1,1 @@
+"""Where a step's groups come from: the policy's own samples, or demonstrations."""

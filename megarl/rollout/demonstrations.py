@@ -1,0 +1,48 @@
+"""Rollouts that nobody generated: demonstrations of the training data, for supervised learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megarl.core.sample import Group, Prompt, Sample
+from megarl.data.tokenizer import Tokenizer
+from megarl.metrics.meter import Meter
+from megarl.rollout.prompt_stream import PromptStream
+from megarl.rollout.single_turn import report_lengths
+
+
+class DemonstrationRollouts:
+    """``batch_size`` demonstrations per step, each a group of one."""
+
+    phase = "data/read_demonstrations"
+
+    def __init__(self, prompts: PromptStream, tokenizer: Tokenizer, batch_size: int) -> None:
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._batch_size = batch_size
+
+    @property
+    def epoch(self) -> int:
+        """Complete passes over the demonstrations."""
+        return self._prompts.epoch
+
+    def collect(self, step: int, meter: Meter) -> Sequence[Group]:  # noqa: ARG002
+        """The step's demonstrations on the driver, [] elsewhere."""
+        groups = [Group(prompt, [self._sample(prompt)]) for prompt in self._prompts.draw(self._batch_size)]
+        longest = max((group.samples[0].num_response_tokens for group in groups), default=0)
+        report_lengths(groups, longest, meter)
+        return groups
+
+    def _sample(self, prompt: Prompt) -> Sample:
+        assert prompt.demonstration is not None, "checked when the data was opened"
+        response = np.append(self._tokenizer.encode(prompt.demonstration), self._tokenizer.eos_token_id)
+        num_prompt = len(prompt.token_ids)
+        return Sample(
+            token_ids=np.concatenate([prompt.token_ids, response]),
+            loss_mask=np.repeat(np.array([0, 1], dtype=np.int8), [num_prompt, len(response)]),
+            rollout_logprobs=np.zeros(num_prompt + len(response), dtype=np.float32),
+            finish="stop",
+            response=prompt.demonstration,
+        )

@@ -1,0 +1,73 @@
+"""One question, one answer: prompts become requests, generations become samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megarl.core.protocols import Fleet, Generation, GenerationRequest, SamplingParams, Statistics
+from megarl.core.sample import Group, Prompt, Sample
+from megarl.core.seeding import derive_seed
+from megarl.data.tokenizer import Tokenizer
+
+
+def answer_all(
+    prompts: Sequence[Prompt],
+    num_samples: int,
+    params: SamplingParams,
+    seed_parts: tuple[int | str, ...],
+    fleet: Fleet,
+    tokenizer: Tokenizer,
+    meter: Statistics,
+) -> list[Group]:
+    """``num_samples`` answers to every prompt, as groups on the driver, [] elsewhere. Collective.
+
+    A sample's seed is made of ``seed_parts``, its prompt's place and its own place in the group, so that the same draws come
+    out of any engine in any layout.
+    """
+    requests = [
+        GenerationRequest(f"{row}/{column}", prompt.token_ids, derive_seed(*seed_parts, row, column), params)
+        for row, prompt in enumerate(prompts)
+        for column in range(num_samples)
+    ]
+    generations = fleet.generate(requests, meter)
+    pairs = list(zip(requests, generations, strict=False))
+    return [
+        Group(prompt, [_sample(*pair, tokenizer) for pair in pairs[row * num_samples : (row + 1) * num_samples]])
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def _sample(request: GenerationRequest, generation: Generation, tokenizer: Tokenizer) -> Sample:
+    num_prompt, num_new = len(request.token_ids), len(generation.token_ids)
+    # The stop token is the policy's own choice and is learned, but it is no text.
+    ended = generation.finish == "stop"
+    text_ids = generation.token_ids[:-1] if ended else generation.token_ids
+    return Sample(
+        token_ids=np.concatenate([request.token_ids, generation.token_ids]),
+        loss_mask=np.repeat(np.array([0, 1], dtype=np.int8), [num_prompt, num_new]),
+        rollout_logprobs=np.concatenate([np.zeros(num_prompt, dtype=np.float32), generation.logprobs]),
+        finish=generation.finish,
+        response=tokenizer.decode(text_ids),
+        version=generation.version,
+        seed=request.seed,
+    )
+
+
+def report_lengths(groups: Sequence[Group], max_new_tokens: int, meter: Statistics) -> None:
+    """Lengths of prompts and responses, and how many responses hit the limit or are empty."""
+    for group in groups:
+        num_prompt = len(group.prompt.token_ids)
+        for sample in group.samples:
+            num_response = sample.num_response_tokens
+            for name, length in (("prompt_length", num_prompt), ("response_length", num_response)):
+                meter.mean(f"{name}/mean", length, 1)
+                meter.max(f"{name}/max", length)
+                meter.min(f"{name}/min", length)
+            cut = sample.finish == "length" or num_response > max_new_tokens
+            meter.mean("response_length/clip_ratio", cut, 1)
+            meter.mean("response/aborted_ratio", sample.finish == "abort" or num_response == 0, 1)
+            meter.sum("perf/total_num_tokens", len(sample.token_ids))
+            meter.sum("perf/num_response_tokens", num_response)
+    meter.sum("experience_pipeline/experience_count", sum(len(group.samples) for group in groups))

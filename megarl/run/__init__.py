@@ -1,0 +1,1 @@
+"""A run: its stages, the loop, and what it leaves behind."""

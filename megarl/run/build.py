@@ -1,0 +1,259 @@
+"""The only place that chooses: from a configuration to the objects that the loop runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megarl.algorithms.choose import build_algorithm
+from megarl.algorithms.sft import Sft
+from megarl.config import schema
+from megarl.config.algorithms import CustomAlgorithm, LossAggregation, PolicyLossSettings, PpoSettings, SftSettings
+from megarl.config.model_shape import ModelShape
+from megarl.run.phase_parts import part_table
+from megarl.config.layout import model_shape
+from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
+from megarl.core.seeding import derive_seed
+from megarl.core.world import World
+from megarl.data.pack import PackPlan
+from megarl.data.prompts import Cursor
+from megarl.generation.embedded.engine import EmbeddedEngine
+from megarl.generation.fleet import EmbeddedFleet
+from megarl.generation.parts import EngineMemory
+from megarl.models.critic import Critic
+from megarl.models.decoder import LanguageModel, build_value_module, copy_weights, initial_weights
+from megarl.models.optim import OptimizerSettings
+from megarl.models.policy import Policy
+from megarl.models.reference import Reference
+from megarl.rollout.demonstrations import DemonstrationRollouts
+from megarl.rollout.generated import GeneratedRollouts, RolloutPlan
+from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
+from megarl.run.evaluate import EvalSet, Evaluator, Schedule
+from megarl.run.inputs import Inputs
+from megarl.run.recorder import Recorder
+from megarl.run.residency import Residency
+from megarl.run.stage import LearningModel, Stage
+from megarl.run.sync import EngineSync, keep_engines
+from megarl.weights.inprocess import InProcessTransport
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that the loop needs."""
+
+    world: World
+    stages: Sequence[Stage]
+    residency: Residency
+    evaluator: Evaluator
+    recorder: Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of a run; those that it does not use are None."""
+
+    policy: Policy
+    critic: Critic | None
+    reference: Reference | None
+
+
+class Builder:
+    """Builds the parts of a run in the order in which they need each other. Collective."""
+
+    def __init__(self, config: schema.RunConfig, inputs: Inputs, world: World, recorder: Recorder) -> None:
+        self._config = config
+        self._inputs = inputs
+        self._world = world
+        self._recorder = recorder
+        self._shape: ModelShape = model_shape(config)
+        self._warmup_steps = config.warmup.num_steps if config.warmup else 0
+
+    def build(self) -> Run:
+        """The run, with all models on the device and random or loaded weights in them."""
+        models = self._models()
+        engine = EmbeddedEngine(
+            self._shape, self._config.generation.num_slots, self._max_sequence_length(), self._world.device
+        )
+        residency = self._residency(models, engine)
+        fleet = EmbeddedFleet(engine, self._world)
+        sync = EngineSync(InProcessTransport(models.policy.export, engine, self._world), residency)
+        stages = [self._warmup_stage(models)] if self._config.warmup else []
+        stages.append(self._main_stage(models, fleet, sync, residency))
+        evaluator = self._evaluator(fleet, sync, residency, tuple(stage.last_step for stage in stages))
+        return Run(self._world, stages, residency, evaluator, self._recorder)
+
+    def _max_sequence_length(self) -> int:
+        return self._shape.max_positions
+
+    def _models(self) -> Models:
+        config, world = self._config, self._world
+        path = Path(config.model.path) if config.model.path else None
+        source = initial_weights(self._shape, path, config.run.seed)
+        temperature = config.rollout.temperature if config.rollout else 1.0
+        policy = Policy(
+            LanguageModel(self._shape, world, source), world, self._actor_optimizer(), temperature
+        )
+        critic = reference = None
+        if config.uses_critic:
+            critic = Critic(build_value_module(self._shape, world, source), world, self._critic_optimizer())
+        if config.uses_reference:
+            reference = Reference(LanguageModel(self._shape, world, source), world, temperature)
+        return Models(policy, critic, reference)
+
+    def _residency(self, models: Models, engine: EmbeddedEngine) -> Residency:
+        config = self._config
+        parts: dict[str, OffloadPart] = {
+            "engine.weights": EngineMemory(engine, "weights"),
+            "engine.kv_cache": EngineMemory(engine, "kv_cache"),
+            **models.policy.parts,
+            **(models.critic.parts if models.critic else {}),
+            **(models.reference.parts if models.reference else {}),
+        }
+        stays = {
+            "actor": not config.actor.offload,
+            "critic": not config.critic.offload,
+            "reference": not config.reference.offload,
+            # An engine that shares nothing with an offloading model has no reason to leave either.
+            "engine": not config.actor.offload,
+        }
+        pinned = frozenset(name for name in parts if stays[name.partition(".")[0]])
+        return Residency(parts, pinned, part_table(), self._world.device)
+
+    def _prompts(self, purpose: str) -> PromptStream:
+        if not self._world.is_driver:
+            return NoPrompts()
+        source = self._inputs.train_prompts
+        cursor = Cursor(len(source), derive_seed(self._config.run.seed, purpose), self._config.data.shuffle)
+        return ShuffledPrompts(source, cursor)
+
+    def _plan(self, num_minibatches: int, loss_aggregation: LossAggregation) -> PackPlan:
+        return PackPlan(
+            self._world.dp.size, num_minibatches, self._config.actor.max_tokens_per_microbatch, loss_aggregation
+        )
+
+    def _warmup_stage(self, models: Models) -> Stage:
+        warmup = self._config.warmup
+        assert warmup is not None
+        settings = _optimizer(warmup.optimizer, warmup.num_steps, updates_per_step=1)
+        return Stage(
+            name="warmup",
+            first_step=1,
+            last_step=warmup.num_steps,
+            rollouts=DemonstrationRollouts(
+                self._prompts("warm-up demonstrations"), self._inputs.tokenizer, warmup.batch_size
+            ),
+            algorithm=Sft(),
+            annotators=[],
+            learners=lambda _: [models.policy],
+            plan=self._plan(1, "token-mean"),
+            begin=lambda: models.policy.begin_stage(settings),
+            refresh_engines=keep_engines,
+        )
+
+    def _main_stage(self, models: Models, fleet: EmbeddedFleet, sync: EngineSync, residency: Residency) -> Stage:
+        config = self._config
+        supervised = isinstance(config.algorithm, SftSettings)
+        known: list[Annotator | None] = [models.reference, None if supervised else models.policy, models.critic]
+        critic_only_until = self._warmup_steps
+        if isinstance(config.algorithm, PpoSettings):
+            critic_only_until += config.algorithm.critic_warmup_steps
+
+        def learners(step: int) -> Sequence[LearningModel]:
+            critics = [models.critic] if models.critic else []
+            return critics if step <= critic_only_until else [*critics, models.policy]
+
+        def begin() -> None:
+            residency.onload_everything()
+            models.policy.begin_stage(self._actor_optimizer())
+            if models.reference is not None:
+                copy_weights(models.policy.model.module, models.reference.model.module)
+            if models.critic is not None:
+                copy_weights(models.policy.model.module, models.critic.module)
+                models.critic.refresh_main_weights()
+
+        settings = config.algorithm
+        aggregation = "token-mean" if isinstance(settings, CustomAlgorithm) else settings.loss_aggregation
+        return Stage(
+            name="main",
+            first_step=self._warmup_steps + 1,
+            last_step=self._warmup_steps + config.run.num_steps,
+            rollouts=self._rollouts(fleet),
+            algorithm=build_algorithm(settings),
+            annotators=[annotator for annotator in known if annotator is not None],
+            learners=learners,
+            plan=self._plan(config.num_minibatches, aggregation),
+            begin=begin,
+            refresh_engines=keep_engines if supervised else sync.refresh,
+        )
+
+    def _rollouts(self, fleet: EmbeddedFleet) -> GeneratedRollouts | DemonstrationRollouts:
+        config, inputs = self._config, self._inputs
+        if isinstance(config.algorithm, SftSettings):
+            return DemonstrationRollouts(
+                self._prompts("demonstrations"), inputs.tokenizer, config.algorithm.batch_size
+            )
+        rollout = config.rollout
+        assert rollout is not None, "checked with the configuration"
+        plan = RolloutPlan(
+            rollout.prompts_per_step,
+            rollout.group_size,
+            self._sampling(rollout.temperature),
+            config.run.seed,
+        )
+        return GeneratedRollouts(self._prompts("prompts"), inputs.tokenizer, inputs.reward, fleet, plan)
+
+    def _sampling(self, temperature: float) -> SamplingParams:
+        rollout = self._config.rollout
+        assert rollout is not None, "checked with the configuration"
+        return SamplingParams(
+            rollout.max_new_tokens, temperature, rollout.top_p, rollout.top_k, self._inputs.tokenizer.stop_token_ids
+        )
+
+    def _evaluator(
+        self, fleet: EmbeddedFleet, sync: EngineSync, residency: Residency, stage_ends: tuple[int, ...]
+    ) -> Evaluator:
+        config = self._config
+        sets = [
+            EvalSet(
+                name,
+                self._inputs.eval_prompts[name] if self._world.is_driver else [],
+                settings.num_samples,
+                self._sampling(settings.temperature),
+            )
+            for name, settings in config.eval.sets.items()
+        ]
+        schedule = Schedule(config.eval.every, config.eval.before_training, config.eval.at_end, stage_ends)
+        return Evaluator(
+            sets, schedule, self._inputs.tokenizer, self._inputs.reward, fleet, sync, residency, config.run.seed
+        )
+
+    def _actor_optimizer(self) -> OptimizerSettings:
+        config = self._config
+        learning_steps = config.run.num_steps
+        if isinstance(config.algorithm, PpoSettings):
+            learning_steps = max(1, learning_steps - config.algorithm.critic_warmup_steps)
+        return _optimizer(config.actor.optimizer, learning_steps, self._updates_per_step())
+
+    def _critic_optimizer(self) -> OptimizerSettings:
+        return _optimizer(self._config.critic.optimizer, self._config.run.num_steps, self._updates_per_step())
+
+    def _updates_per_step(self) -> int:
+        settings = self._config.algorithm
+        epochs = settings.num_epochs if isinstance(settings, PolicyLossSettings) else 1
+        return epochs * self._config.num_minibatches
+
+
+def _optimizer(settings: schema.OptimizerSettings, num_steps: int, updates_per_step: int) -> OptimizerSettings:
+    return OptimizerSettings(
+        lr=settings.lr,
+        num_updates=num_steps * updates_per_step,
+        min_lr_ratio=settings.min_lr_ratio,
+        schedule=settings.schedule,
+        warmup_updates=settings.warmup_steps * updates_per_step,
+        weight_decay=settings.weight_decay,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        eps=settings.eps,
+        grad_clip=settings.grad_clip,
+    )

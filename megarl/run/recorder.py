@@ -1,0 +1,87 @@
+"""From meters to records: derived numbers, the ledger, the console line, the progress bar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import psutil
+
+from megarl.core.device import GIB
+from megarl.core.world import World
+from megarl.metrics.meter import Meter
+from megarl.metrics.reduce import reduce_to_driver
+from megarl.metrics.throughput import TokenRate, derive
+from megarl.run.stage import Stage
+from megarl.run.summary import History
+from megarl.trackers.progress_bar import ProgressBar
+
+
+class Tracker(Protocol):
+    """Somewhere metrics go."""
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Take one step's metrics."""
+
+    def finish(self) -> None:
+        """Take no more."""
+
+
+class Recorder:
+    """Reduces every step's meter to the driver and records it there. Other ranks only take part in the reduction."""
+
+    def __init__(self, trackers: list[Tracker], progress: ProgressBar, history: History) -> None:
+        self._trackers = trackers
+        self._progress = progress
+        self._history = history
+        self._rate = TokenRate()
+        self._num_samples = 0.0
+
+    def record_opening(self, meter: Meter, world: World) -> None:
+        """Step 0: the evaluation before training, if there was one. Collective."""
+        metrics = reduce_to_driver(meter, world)
+        if metrics:
+            metrics = {"training/global_step": 0, "training/epoch": 0} | metrics
+            self._log(metrics, 0)
+            self._history.add(0, "opening", metrics)
+
+    def record(self, step: int, stage: Stage, meter: Meter, world: World) -> None:
+        """One training step. Collective."""
+        metrics = reduce_to_driver(meter, world)
+        if metrics is None:
+            return
+        self._num_samples += metrics.get("experience_pipeline/experience_count", 0)
+        metrics |= derive(metrics, world.size)
+        rate = self._rate.push(metrics.get("perf/total_num_tokens", 0), metrics["timing_s/step_wall"])
+        if rate is not None:
+            metrics["system/tps"] = rate
+        metrics |= {
+            "training/global_step": step,
+            "training/epoch": stage.rollouts.epoch,
+            "system/samples": self._num_samples,
+            "perf/cpu_memory_used_gb": psutil.virtual_memory().used / GIB,
+        }
+        self._log(metrics, step)
+        self._history.add(step, stage.name, metrics)
+        self._progress.advance(_highlights(metrics))
+
+    def finish(self) -> None:
+        """Close the progress bar and the trackers."""
+        self._progress.close()
+        for tracker in self._trackers:
+            tracker.finish()
+
+    def _log(self, metrics: dict[str, float], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.log(metrics, step)
+
+
+def _highlights(metrics: dict[str, float]) -> dict[str, float]:
+    """The few numbers that fit behind a progress bar."""
+    wanted: dict[str, Callable[[], float | None]] = {
+        "score": lambda: metrics.get("critic/score/mean"),
+        "loss": lambda: metrics.get("actor/sft_loss"),
+    }
+    found = {name: get() for name, get in wanted.items()}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}

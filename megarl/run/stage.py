@@ -1,0 +1,55 @@
+"""A stage of training: where its groups come from, who annotates them, who learns, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from megarl.core.batch import TrainBatch
+from megarl.core.protocols import Algorithm, Annotator
+from megarl.core.sample import Group
+from megarl.data.pack import PackPlan
+from megarl.metrics.meter import Meter
+
+
+class Rollouts(Protocol):
+    """A source of groups: the policy's samples, demonstrations, or a recording."""
+
+    phase: str
+
+    @property
+    def epoch(self) -> int:
+        """Complete passes over the data."""
+
+    def collect(self, step: int, meter: Meter) -> Sequence[Group]:
+        """The step's groups on the driver, [] elsewhere. Collective."""
+
+
+class LearningModel(Protocol):
+    """A model that learns from the batch."""
+
+    train_phase: str
+    update_timer: str
+
+    def update(self, batch: TrainBatch, algorithm: Algorithm) -> Meter:
+        """One training step. Collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Steps ``first_step`` to ``last_step`` of a run, both included. GRPO, PPO and SFT differ only in what is in here."""
+
+    name: str
+    first_step: int
+    last_step: int
+    rollouts: Rollouts
+    algorithm: Algorithm
+    annotators: Sequence[Annotator]
+    # step -> the models that learn in it (a critic may train alone at first)
+    learners: Callable[[int], Sequence[LearningModel]]
+    plan: PackPlan
+    # before the first step: optimizers start afresh, references are copied
+    begin: Callable[[], None]
+    # before samples are drawn: engines get the weights of the given version if they lack them
+    refresh_engines: Callable[[int, Meter], None]

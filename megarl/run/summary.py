@@ -1,0 +1,75 @@
+"""The closing summary: did it learn, where did the time go, where are the results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+
+class History:
+    """What the summary needs of the steps; a few numbers per step."""
+
+    def __init__(self) -> None:
+        # eval name -> [(step, value)]
+        self.scores: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        self.phase_seconds: dict[str, float] = defaultdict(float)
+        self.stage_ends: dict[str, int] = {}
+        self.num_generated = 0.0
+        self.generation_seconds = 0.0
+        self.num_trained = 0.0
+        self.training_seconds = 0.0
+        self.wall_seconds = 0.0
+        self.last_sft_loss: float | None = None
+
+    def add(self, step: int, stage: str, metrics: dict[str, float]) -> None:
+        """Take one step's metrics in."""
+        self.stage_ends[stage] = step
+        for name, value in metrics.items():
+            if name.startswith("eval/") and "/score/mean@" in name:
+                self.scores[name.removeprefix("eval/").split("/score/")[0]].append((step, value))
+            if name.startswith("time/") and name.endswith("/total"):
+                self.phase_seconds[name.removeprefix("time/").removesuffix("/total")] += value
+        self.wall_seconds += metrics.get("timing_s/step_wall", 0.0)
+        num_tokens = metrics.get("perf/total_num_tokens", 0.0)
+        if "timing_s/gen" in metrics:
+            self.num_generated += metrics.get("perf/num_response_tokens", 0.0)
+            self.generation_seconds += metrics["timing_s/gen"]
+        if "timing_s/update_actor" in metrics:
+            self.num_trained += num_tokens
+            self.training_seconds += metrics["timing_s/update_actor"]
+        self.last_sft_loss = metrics.get("actor/sft_loss", self.last_sft_loss)
+
+
+def format_summary(history: History, directory: Path, warmup_steps: int) -> str:
+    """The text that a run ends with."""
+    lines = ["", "Summary"]
+    for name, scores in history.scores.items():
+        before = next((entry for entry in scores if entry[0] >= warmup_steps), scores[0])
+        after = scores[-1]
+        change = 100 * (after[1] - before[1])
+        lines.append(
+            f"  {name}: {before[1]:7.1%} before (step {before[0]})  ->  {after[1]:7.1%} after (step {after[0]})"
+            f"   {change:+.1f} points"
+        )
+    if history.last_sft_loss is not None:
+        lines.append(f"  warm-up ended with a loss of {history.last_sft_loss:.4f} per token")
+    if history.phase_seconds:
+        lines.append("  Time per phase (slowest rank)")
+        total = max(sum(history.phase_seconds.values()), history.wall_seconds, 1e-9)
+        width = max(map(len, history.phase_seconds))
+        for phase, seconds in sorted(history.phase_seconds.items(), key=lambda item: -item[1]):
+            lines.append(f"    {phase:<{width}}  {seconds:8.1f} s  {seconds / total:6.1%}  {_bar(seconds / total)}")
+        lines.append(f"    {'all steps':<{width}}  {history.wall_seconds:8.1f} s")
+    rates = []
+    if history.generation_seconds > 0:
+        rates.append(f"generation {history.num_generated / history.generation_seconds:,.0f} tokens/s")
+    if history.training_seconds > 0:
+        rates.append(f"training {history.num_trained / history.training_seconds:,.0f} tokens/s")
+    if rates:
+        lines.append(f"  Speed: {', '.join(rates)}")
+    lines.append(f"  Run directory: {directory}")
+    return "\n".join(lines)
+
+
+def _bar(share: float) -> str:
+    return "#" * round(30 * share)

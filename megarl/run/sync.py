@@ -1,0 +1,36 @@
+"""Engines that serve the weights they should."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from megarl.metrics.meter import Meter
+from megarl.run.residency import Residency
+
+
+class WeightTransport(Protocol):
+    """A road from the trainer to the engines."""
+
+    def push(self, version: int) -> Meter:
+        """Give every engine the trainer's weights under ``version``. Collective."""
+
+
+class EngineSync:
+    """Pushes weights when somebody is about to generate, not when they change: supervised steps never push."""
+
+    def __init__(self, transport: WeightTransport, residency: Residency) -> None:
+        self._transport = transport
+        self._residency = residency
+        self._served_version: int | None = None
+
+    def refresh(self, version: int, meter: Meter) -> None:
+        """Make the engines serve ``version``; nothing to do if they already do. Collective."""
+        if version == self._served_version:
+            return
+        with meter.timed("timing_s/update_weights"), self._residency.phase("actor_train/model_update", meter):
+            meter.merge(self._transport.push(version))
+        self._served_version = version
+
+
+def keep_engines(version: int, meter: Meter) -> None:
+    """For stages that do not generate."""

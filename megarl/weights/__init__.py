@@ -1,0 +1,1 @@
+"""The road of weights from the trainer to the engines."""

@@ -1,0 +1,122 @@
+"""Recorded rollouts: what is read is what was written, to the last bit."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megarl.core.errors import DataError, MissingInputError
+from megarl.core.sample import Group, Prompt, Sample
+from megarl.data.record import read_groups, write_groups
+
+text = st.text(st.characters(), max_size=20)  # any code point, lone surrogates and line separators included
+floats = st.floats(allow_nan=False, allow_infinity=False)
+logprobs = st.floats(allow_nan=False, allow_infinity=False, width=32)
+ids = st.lists(st.integers(0, 2**40), max_size=6)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | floats | text, lambda inner: st.lists(inner, max_size=3), max_leaves=4
+)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    token_ids = draw(ids)
+    size = len(token_ids)
+    return Sample(
+        token_ids=np.array(token_ids, np.int64),
+        loss_mask=np.array(draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)), np.int8),
+        rollout_logprobs=np.array(draw(st.lists(logprobs, min_size=size, max_size=size)), np.float32),
+        finish=draw(st.sampled_from(["stop", "length", "abort"])),
+        response=draw(text),
+        version=draw(st.integers(0, 2**40)),
+        seed=draw(st.integers(0, 2**63)),
+        reward=draw(st.none() | floats),
+        scores=draw(st.dictionaries(text, floats, max_size=2)),
+        advantage=draw(floats),
+    )
+
+
+prompts = st.builds(
+    Prompt,
+    id=text,
+    text=text,
+    token_ids=ids.map(lambda values: np.array(values, np.int64)),
+    answer=st.none() | text,
+    demonstration=st.none() | text,
+    task=text,
+    metadata=st.dictionaries(text, json_values, max_size=2),
+)
+group_lists = st.lists(st.builds(Group, prompts, st.lists(samples(), max_size=3)), min_size=1, max_size=3)
+
+
+def bits(record: Any) -> Any:
+    """Everything in a form that compares exactly: arrays as bytes, floats as hexadecimal."""
+    if isinstance(record, np.ndarray):
+        return record.dtype.name, record.tobytes()
+    if isinstance(record, float):
+        return record.hex()
+    if isinstance(record, list):
+        return [bits(item) for item in record]
+    if isinstance(record, dict):
+        return {key: bits(value) for key, value in record.items()}
+    if isinstance(record, (Group, Prompt, Sample)):
+        return {field.name: bits(getattr(record, field.name)) for field in fields(record)}
+    return record
+
+
+@given(st.dictionaries(st.integers(0, 10**9), group_lists, max_size=3))
+@settings(max_examples=50, deadline=None)  # a deadline would measure the disk
+def test_groups_come_back_exactly(steps: dict[int, list[Group]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "groups.jsonl"
+        path.touch()
+        for step, groups in steps.items():
+            write_groups(path, step, groups)
+        assert bits(read_groups(path)) == bits(steps)
+
+
+def make_group(prompt_id: str, logprob: float = -0.5) -> Group:
+    sample = Sample(np.ones(1, np.int64), np.ones(1, np.int8), np.full(1, logprob, np.float32), "stop")
+    return Group(Prompt(prompt_id, "", np.zeros(1, np.int64)), [sample])
+
+
+def test_a_repeated_step_replaces_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    write_groups(path, 1, [make_group("a"), make_group("b")])
+    write_groups(path, 2, [make_group("c")])
+    write_groups(path, 1, [make_group("d")])
+    steps = read_groups(path)
+    assert {step: [group.prompt.id for group in groups] for step, groups in steps.items()} == {1: ["d"], 2: ["c"]}
+
+
+def test_numbers_that_json_cannot_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    with pytest.raises(DataError, match=r"MRL-2301 .*'b' at step 4"):
+        write_groups(path, 4, [make_group("a"), make_group("b", float("nan"))])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "other object", "missing group"])
+def test_a_damaged_recording_is_located(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "groups.jsonl"
+    write_groups(path, 1, [make_group("a"), make_group("b"), make_group("c")])
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "missing group":
+        del lines[1]
+    else:
+        lines[1] = {"cut": lines[1][:50], "garbage": b"\xff\xfe\n", "other object": b'{"step": 1}\n'}[damage]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(DataError, match=r"MRL-2302 .*groups.jsonl:2 "):
+        read_groups(path)
+
+
+def test_a_missing_recording(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match="no such recording"):
+        read_groups(tmp_path / "none.jsonl")

@@ -1,0 +1,40 @@
+"""Write the table of metrics in docs/metrics.md from the catalogue. Run it after changing the catalogue."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from megarl.metrics.catalogue import CATALOGUE, Metric
+from megarl.metrics.registry import expand
+
+DOCUMENT = Path(__file__).parent.parent / "docs/metrics.md"
+BEGIN = "<!-- begin: written by tools/metrics_reference.py -->\n"
+END = "<!-- end -->\n"
+
+
+def table() -> str:
+    """The catalogue as Markdown, one row per entry, every name spelled out so that a search finds it."""
+    rows = ["| metric | unit | reduction | what it is | also called |", "|---|---|---|---|---|"]
+    rows += [_row(family) for family in CATALOGUE]
+    return "\n".join(rows) + "\n"
+
+
+def rewritten(document: str) -> str:
+    """The document with its table brought up to date."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def _row(family: Metric) -> str:
+    members = expand(family)
+    names = "<br>".join(f"`{metric.name}`" for metric in members)
+    reductions = ", ".join(dict.fromkeys(metric.reduction for metric in members))
+    doc = re.sub(r"\{([^{}]*,[^{}]*)\}", lambda found: found[1].replace(",", "/"), family.doc).replace("|", "\\|")
+    aliases = "<br>".join(f"`{spelling}` ({dialect})" for m in members for dialect, spelling in m.aliases.items())
+    return f"| {names} | {family.unit} | {reductions} | {doc} | {aliases} |"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(rewritten(DOCUMENT.read_text()))
