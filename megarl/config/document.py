@@ -108,7 +108,8 @@ class _Builder:
             self._stop(event, f"nests deeper than {MAX_DEPTH} levels.")
         self._refuse_references(event, path)
         if isinstance(event, yaml.ScalarEvent):
-            return Node(self._scalar(event, path), source)
+            text = self._text(event, path)
+            return Node(read_scalar(text) if event.style is None else text, source)
         if isinstance(event, yaml.SequenceStartEvent):
             return Node(self._sequence(path), source)
         if isinstance(event, yaml.MappingStartEvent):
@@ -126,7 +127,7 @@ class _Builder:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
                 self._stop(event, "has a key that is not text.", "A key is a word, like lr or tp_size.")
-            key = str(event.value)
+            key = self._text(event, path)
             self._refuse_references(event, (*path, key))
             if key == "<<" and event.style is None:
                 self._refuse(event, "uses a YAML merge key (<<).")
@@ -136,11 +137,14 @@ class _Builder:
             children[key] = node
         return children
 
-    def _scalar(self, event: yaml.ScalarEvent, path: KeyPath) -> Scalar:
+    def _text(self, event: yaml.ScalarEvent, path: KeyPath) -> str:
         text = str(event.value)
+        at = f" at {dotted(path)}" if path else ""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            self._stop(event, f"has half a character (a lone surrogate) in {dotted(path)}.")
-        return read_scalar(text) if event.style is None else text
+            self._stop(event, f"has half a character (a lone surrogate){at}.")
+        if "\0" in text:  # no file name may have one, and no other setting needs one
+            self._stop(event, f"has a NUL character{at}.")
+        return text
 
     def _refuse_references(self, event: yaml.Event, path: KeyPath) -> None:
         at = f" at {dotted(path)}" if path else ""

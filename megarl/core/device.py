@@ -8,7 +8,6 @@ what they moved. The CUDA side has not been run on a GPU yet.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 from collections.abc import Callable
 
@@ -44,7 +43,6 @@ def synchronize(device: torch.device) -> None:
 
 def release_freed_memory(device: torch.device) -> None:
     """Hand memory that tensors gave up back to the device."""
-    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     else:

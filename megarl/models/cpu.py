@@ -32,6 +32,7 @@ RELIED_ON: dict[str, str] = {
     "megatron.core.tensor_parallel.random:_get_cuda_rng_state": "rewritten: CPU generator state",
     "megatron.core.tensor_parallel.random:CudaRNGStatesTracker": "rewritten",
     "megatron.core.tensor_parallel.random:model_parallel_cuda_manual_seed": "called",
+    "megatron.core.tensor_parallel.layers:set_tensor_model_parallel_attributes": "called",
     "megatron.core.parallel_state:initialize_model_parallel": "called",
     "megatron.core.process_groups_config:ProcessGroupCollection": "called",
     "megatron.core.packed_seq_params:PackedSeqParams": "subclassed",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from safetensors import SafetensorError, safe_open
 
 from megarl.core.errors import DataError, MissingInputError
@@ -86,7 +87,11 @@ def import_weights(model: torch.nn.Module, table: list[Parameter], source: Weigh
     assert expected == parameters.keys(), f"parameter table and model differ: {sorted(expected ^ parameters.keys())}"
     for entry in table:
         whole = [source(name, shape) for name, shape in zip(entry.hf_names, entry.hf_shapes, strict=True)]
-        parameters[entry.name].copy_(entry.cut.local(whole, world.tp.rank, world.tp.size))
+        parameter = parameters[entry.name]
+        parameter.copy_(entry.cut.local(whole, world.tp.rank, world.tp.size))
+        # Megatron marks split parameters while initialising them, which we told it not to do. Without the mark the
+        # gradient norm takes them for copies and counts the first rank's part only.
+        set_tensor_model_parallel_attributes(parameter, entry.cut.split_dim is not None, entry.cut.split_dim or 0, 1)
 
 
 @torch.no_grad()

@@ -20,6 +20,10 @@ VALUE_HEAD = "value_head.weight"
 class Cut(Protocol):
     """How one Megatron parameter relates to whole Hugging Face tensors. ``local`` and ``whole`` are inverse."""
 
+    @property
+    def split_dim(self) -> int | None:
+        """The dimension that tensor parallelism splits; None if every rank has all of it."""
+
     def local(self, whole: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         """This rank's parameter, from whole tensors."""
 
@@ -30,6 +34,8 @@ class Cut(Protocol):
 class Replicated:
     """The same on every rank."""
 
+    split_dim: int | None = None
+
     def local(self, whole: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:  # noqa: ARG002
         return whole[0]
 
@@ -39,6 +45,8 @@ class Replicated:
 
 class InputColumns:
     """A row-parallel linear layer: the input dimension is split."""
+
+    split_dim: int | None = 1
 
     def local(self, whole: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         return whole[0].chunk(size, dim=1)[rank]
@@ -52,6 +60,7 @@ class VocabRows:
     """An embedding or output layer: vocabulary rows are split after padding with zeros."""
 
     vocab_size: int
+    split_dim: int | None = 0
 
     def local(self, whole: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         padding = -self.vocab_size % size
@@ -64,6 +73,8 @@ class VocabRows:
 
 class GateUp:
     """SwiGLU's two projections in one layer: each rank holds its rows of gate, then its rows of up."""
+
+    split_dim: int | None = 0
 
     def local(self, whole: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         return torch.cat([tensor.chunk(size)[rank] for tensor in whole])
@@ -80,6 +91,7 @@ class FusedQKV:
     num_groups: int
     queries_per_group: int
     head_dim: int
+    split_dim: int | None = 0
 
     def local(self, whole: Sequence[torch.Tensor], rank: int, size: int) -> torch.Tensor:
         grouped = torch.cat([t.view(self.num_groups, -1, self.head_dim, *t.shape[1:]) for t in whole], dim=1)

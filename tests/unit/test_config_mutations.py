@@ -22,9 +22,36 @@ quick = hypothesis_settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 words = st.sampled_from(
-    ["0", "-1", "1e-6", "1e400", ".nan", "-.inf", "true", "yes", "null", "''", "[]", "{}", "[1, 2]", "{a: 1}", "text", "*x",
-     "&x 1", "!!python/name:os.system", "builtin:carry", "a:b", "9" * 60, "'\\0'", '"\\0"', "../..", "{", "~", "2026-01-01"]
-)  # fmt: skip
+    [
+        "0",
+        "-1",
+        "1e-6",
+        "1e400",
+        ".nan",
+        "-.inf",
+        "true",
+        "yes",
+        "null",
+        "''",
+        "[]",
+        "{}",
+        "[1, 2]",
+        "{a: 1}",
+        "text",
+        "*x",
+        "&x 1",
+        "!!python/name:os.system",
+        "builtin:carry",
+        "a:b",
+        "9" * 60,
+        "'\\0'",
+        '"\\0"',
+        "../..",
+        "{",
+        "~",
+        "2026-01-01",
+    ]
+)
 
 
 def loads_or_refuses(directory: Path, text: str, *overrides: str) -> None:
@@ -85,10 +112,26 @@ def test_arbitrary_overrides(tmp_path: Path, overrides: list[tuple[str, str]]) -
 
 
 shape_keys = st.sampled_from(
-    ["architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-     "head_dim", "rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "max_position_embeddings",
-     "tie_word_embeddings", "initializer_range", "hidden_act", "attention_bias", "model_type"]
-)  # fmt: skip
+    [
+        "architectures",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_parameters",
+        "rope_scaling",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "initializer_range",
+        "hidden_act",
+        "attention_bias",
+        "model_type",
+    ]
+)
 
 
 @quick
@@ -145,12 +188,14 @@ def test_every_setting_refuses_what_its_rule_excludes(tmp_path: Path, setting: S
         assert not any(word in message for word in FORBIDDEN)
 
 
-@pytest.mark.parametrize("setting", [s for s in settings() if NAME not in s.path], ids=lambda one: ".".join(one.path))
+# a typo in a very short word may mean anything, and a set of the user's choice can be called anything
+MISSPELT = [setting for setting in settings() if len(setting.path[-1]) >= 4 and NAME not in setting.path]
+
+
+@pytest.mark.parametrize("setting", MISSPELT, ids=lambda one: ".".join((*one.path, *one.algorithms[:1])))
 def test_every_misspelt_key_is_refused_and_the_right_one_suggested(tmp_path: Path, setting: Setting) -> None:
     text, extra = base_for(setting)
     *section, word = setting.path
-    if len(word) < 4 or section[-1:] == ["options"]:
-        pytest.skip("a typo in so short a word may mean anything")
     typo = word[:2] + word[3:]
     message = refusal(tmp_path, text, *extra, ".".join((*section, typo)) + "=1")
     assert f"Did you mean {'.'.join(setting.path)}?" in message

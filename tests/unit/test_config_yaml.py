@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -56,9 +57,34 @@ def test_numbers_are_numbers(text: str, number: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["yes", "no", "on", "off", "Yes", "NO", "y", "n", "010", "0x10", "0o7", "1_000", "1:30", "12:30:45", "2024-01-01", "1e",
-     "e5", "1.2.3", "--1", "1 000", "nan", "inf", "None", "=", "1" * 41],
-)  # fmt: skip
+    [
+        "yes",
+        "no",
+        "on",
+        "off",
+        "Yes",
+        "NO",
+        "y",
+        "n",
+        "010",
+        "0x10",
+        "0o7",
+        "1_000",
+        "1:30",
+        "12:30:45",
+        "2024-01-01",
+        "1e",
+        "e5",
+        "1.2.3",
+        "--1",
+        "1 000",
+        "nan",
+        "inf",
+        "None",
+        "=",
+        "1" * 41,
+    ],
+)
 def test_what_only_some_readers_take_for_a_number_or_boolean_is_text(text: str) -> None:
     assert read_scalar(text) == text
 
@@ -155,7 +181,17 @@ def test_what_is_not_yaml_is_one_error_with_its_line(text: str, line: int, words
 
 
 @pytest.mark.parametrize(
-    "text", ['a: "\\ud800"\n', 'a: "\\U00110000"\n', "a: \x00\n", "a: \x07\n", "%YAML 9.9\n---\na: 1\n"]
+    "text",
+    [
+        'a: "\\ud800"\n',
+        '"\\ud800": 1\n',
+        'a: "b\\0c"\n',
+        '"b\\0c": 1\n',
+        'a: "\\U00110000"\n',
+        "a: \x00\n",
+        "a: \x07\n",
+        "%YAML 9.9\n---\na: 1\n",
+    ],
 )
 def test_strange_characters_and_directives_are_one_error(text: str) -> None:
     with pytest.raises(ConfigError) as error:
@@ -205,7 +241,5 @@ def test_the_largest_allowed_file_is_read() -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
+    with contextlib.suppress(ConfigError):  # anything else that is raised fails the test
         parse_document(text, "run.yaml", [])
-    except ConfigError as error:
-        assert error.code == "MRL-1006"

@@ -2,13 +2,13 @@
 
     .venv/bin/python tools/bench/generation_speed.py [--rounds 5] [--sizes S,M]
 
-Both sides draw at temperature 1 from the same random Qwen2 weights, for the same prompts (each asked for by a group of 8),
-and hand back the log-prob of every drawn token. Runs alternate, so that a busy machine hurts both; the ratio is taken
-inside each round, and its median and range are printed.
+Both sides draw at temperature 1 from the same random Qwen2 weights, for the same prompts (each wanted by a group of 8),
+and compute the log-prob of every drawn token. Runs alternate, so that a busy machine hurts both; the ratio is taken
+inside each round, and its median and range are printed. Hugging Face gets the batch size that suits it best.
 
-- equal: every response has the same number of tokens.
-- long-tail: response lengths are log-normal (mean about a quarter of the longest). The engine gets them as its limits. Hugging
-  Face has one limit per call and a stop criterion per row: a finished row is padded until the longest one is done.
+- equal: no stop token, so every response has the same number of tokens.
+- long-tail: the weights are bent so that the stop token has a steady probability of about 1/40. Neither side knows the
+  lengths beforehand, and drawn lengths differ between the sides: only tokens up to the stop count.
 """
 
 from __future__ import annotations
@@ -24,69 +24,82 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from megarl.config.model_shape import shape_from_hf
 from megarl.core.protocols import GenerationRequest, SamplingParams
 from megarl.generation.embedded import EmbeddedEngine
 
-PAD, EOS = 0, 1
-GROUP_SIZE = 8
+PAD, EOS, MEAN_LENGTH, GROUP_SIZE, MAX_PROMPT, NUM_SLOTS = 0, 1, 40, 8, 24, 64
 SIZES = {
     "S": {"num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 512},
-    "M": {"num_hidden_layers": 8, "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "vocab_size": 4096},
-}
+    "M": {
+        "num_hidden_layers": 8, "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "vocab_size": 4096,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts, each repeated for its group, and how many tokens each response has."""
+    """What is asked for: prompts, each as often as its group is large."""
 
     name: str
     prompts: list[np.ndarray]
-    lengths: list[int]
-    num_slots: int
+    max_new_tokens: int
+    stops: bool
+
+    @classmethod
+    def make(cls, kind: str, num_prompts: int, max_new_tokens: int) -> Workload:
+        random = np.random.default_rng(0)
+        prompts = [random.integers(2, 500, random.integers(6, MAX_PROMPT + 1)) for _ in range(num_prompts)]
+        repeated = [prompt for prompt in prompts for _ in range(GROUP_SIZE)]
+        return cls(f"{kind} {len(repeated)} x {max_new_tokens}", repeated, max_new_tokens, kind == "long-tail")
 
 
-class StopAtLength(LogitsProcessor):
-    """Lets Hugging Face end each row at its own length: no EOS before it, only EOS at it."""
-
-    def __init__(self, prompt_length: int, lengths: list[int]) -> None:
-        self._prompt_length = prompt_length
-        self._lengths = torch.tensor(lengths)
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        step = input_ids.shape[1] - self._prompt_length + 1
-        scores[:, EOS] = torch.where(self._lengths <= step, 1e4, -1e4)
-        return scores
-
-
-def make_workload(kind: str, num_prompts: int, max_new: int, num_slots: int, vocab_size: int) -> Workload:
-    random = np.random.default_rng(0)
-    count = num_prompts * GROUP_SIZE
-    prompts = [random.integers(3, vocab_size, random.integers(6, 24)) for _ in range(num_prompts)]
-    lengths = np.full(count, max_new)
-    if kind == "long-tail":
-        # sigma 1: the mean is about 1/7 of the longest of a few hundred, as in answers that stop by themselves
-        lengths = np.clip(random.lognormal(np.log(max_new / 8) - 0.5, 1.0, count).astype(int), 1, max_new)
-        lengths[random.integers(count)] = max_new
-    repeated = [prompt for prompt in prompts for _ in range(GROUP_SIZE)]
-    return Workload(f"{kind} {count} x {max_new}", repeated, lengths.tolist(), num_slots)
+def make_model(size: str) -> Qwen2ForCausalLM:
+    """Random weights; hidden unit 0 is a constant that only the stop token's logit reads."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        **SIZES[size], num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False,
+        pad_token_id=PAD, eos_token_id=EOS, bos_token_id=None, architectures=["Qwen2ForCausalLM"],
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 1.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        model.lm_head.weight[:, 0] = 0.0
+        hidden = model.model(torch.randint(2, 500, (8, 32))).last_hidden_state
+        model.lm_head.weight[EOS] = 0.0
+        model.lm_head.weight[EOS, 0] = np.log(config.vocab_size / MEAN_LENGTH) / hidden[..., 0].mean()
+    return model
 
 
-def run_engine(engine: EmbeddedEngine, work: Workload) -> int:
+def make_engine(model: Qwen2ForCausalLM, work: Workload) -> EmbeddedEngine:
+    shape = shape_from_hf(model.config.to_dict(), "config")
+    engine = EmbeddedEngine(shape, min(NUM_SLOTS, len(work.prompts)), MAX_PROMPT + work.max_new_tokens)
+    engine.begin_weight_update()
+    engine.update_weights(model.named_parameters())
+    engine.end_weight_update(1)
+    return engine
+
+
+def run_engine(engine: EmbeddedEngine, work: Workload, seed: int) -> int:
+    params = SamplingParams(work.max_new_tokens, stop_token_ids=(EOS,) if work.stops else ())
     requests = [
-        GenerationRequest(str(i), prompt, i, SamplingParams(max_new_tokens=length))
-        for i, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True))
+        GenerationRequest(str(index), prompt, seed * 10_000 + index, params)
+        for index, prompt in enumerate(work.prompts)
     ]
-    return sum(len(done.token_ids) for done in engine.generate(requests))
+    return sum(len(generation.token_ids) for generation in engine.generate(requests))
 
 
-def run_hugging_face(model: Qwen2ForCausalLM, work: Workload, batch_size: int) -> int:
+def run_hugging_face(model: Qwen2ForCausalLM, work: Workload, batch_size: int, seed: int) -> int:
     """Left-padded batches; the log-prob of each drawn token from the logits that `generate` keeps."""
+    torch.manual_seed(seed)
     num_tokens = 0
     for start in range(0, len(work.prompts), batch_size):
-        prompts, lengths = work.prompts[start : start + batch_size], work.lengths[start : start + batch_size]
+        prompts = work.prompts[start : start + batch_size]
         width = max(len(prompt) for prompt in prompts)
         ids = torch.full((len(prompts), width), PAD)
         for row, prompt in enumerate(prompts):
@@ -95,17 +108,18 @@ def run_hugging_face(model: Qwen2ForCausalLM, work: Workload, batch_size: int) -
             out = model.generate(
                 input_ids=ids,
                 attention_mask=(ids != PAD).long(),
-                max_new_tokens=max(lengths),
+                max_new_tokens=work.max_new_tokens,
                 do_sample=True,
                 top_k=0,
-                logits_processor=LogitsProcessorList([StopAtLength(width, lengths)]),
+                eos_token_id=EOS if work.stops else None,
                 return_dict_in_generate=True,
                 output_logits=True,
             )
             drawn = out.sequences[:, width:]
             for step, logits in enumerate(out.logits):
                 logits.log_softmax(-1).gather(1, drawn[:, step : step + 1])
-        num_tokens += sum(lengths)
+        ended = (drawn == EOS).long().cumsum(1) if work.stops else torch.zeros_like(drawn)
+        num_tokens += int(((ended == 0) | ((ended == 1) & (drawn == EOS))).sum())
     return num_tokens
 
 
@@ -115,23 +129,21 @@ def tokens_per_cpu_second(run: Callable[[], int]) -> float:
     return num_tokens / (time.process_time() - start)
 
 
-def best_batch_size(model: Qwen2ForCausalLM, work: Workload) -> int:
-    """Hugging Face gets the batch size that suits it best here."""
-    sizes = [size for size in (16, 64, 256) if size <= len(work.prompts)]
-    return max(sizes, key=lambda size: tokens_per_cpu_second(lambda: run_hugging_face(model, work, size)))
-
-
-def compare(model: Qwen2ForCausalLM, engine: EmbeddedEngine, work: Workload, num_rounds: int) -> str:
-    batch_size = best_batch_size(model, work)
-    run_engine(engine, work)
+def compare(model: Qwen2ForCausalLM, work: Workload, num_rounds: int) -> str:
+    engine = make_engine(model, work)
+    num_tokens = run_engine(engine, work, seed=0)
+    batch_sizes = [size for size in (16, 64, 256) if size <= len(work.prompts)]
+    tried = {size: tokens_per_cpu_second(lambda: run_hugging_face(model, work, size, 0)) for size in batch_sizes}
+    batch_size = max(tried, key=tried.__getitem__)
     ours, theirs = [], []
-    for _ in range(num_rounds):
-        ours.append(tokens_per_cpu_second(lambda: run_engine(engine, work)))
-        theirs.append(tokens_per_cpu_second(lambda: run_hugging_face(model, work, batch_size)))
+    for seed in range(1, num_rounds + 1):
+        ours.append(tokens_per_cpu_second(lambda: run_engine(engine, work, seed)))
+        theirs.append(tokens_per_cpu_second(lambda: run_hugging_face(model, work, batch_size, seed)))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return (
-        f"{work.name:22} {statistics.median(ours):9.0f} {statistics.median(theirs):9.0f} (batch {batch_size:3}) "
-        f"{statistics.median(ratios):6.2f}x  ({min(ratios):.2f}-{max(ratios):.2f})"
+        f"{work.name:20} {num_tokens / len(work.prompts):6.0f} {statistics.median(ours):8.0f} "
+        f"{statistics.median(theirs):8.0f} {batch_size:6} {statistics.median(ratios):7.2f}x  "
+        f"({min(ratios):.2f}-{max(ratios):.2f})"
     )
 
 
@@ -139,28 +151,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", default="S,M")
-    parser.add_argument("--only", default="", help="run workloads whose name begins so")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'':2} {'workload':22} {'megarl':>9} {'HF':>9} tokens per CPU-second; ratio, median (min-max); load {os.getloadavg()[0]:.1f}")
+    print(f"tokens per CPU-second, 1 thread, {arguments.rounds} alternated rounds, load {os.getloadavg()[0]:.1f}")
+    print(f"   {'workload':20} {'length':>6} {'megarl':>8} {'HF':>8} {'batch':>6}  ratio, median (min-max)")
     for size in arguments.sizes.split(","):
-        torch.manual_seed(0)
-        config = Qwen2Config(
-            **SIZES[size], num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True,
-            pad_token_id=PAD, eos_token_id=EOS, bos_token_id=None, architectures=["Qwen2ForCausalLM"],
-        )  # fmt: skip
-        model = Qwen2ForCausalLM(config).eval()
-        num_prompts = {"S": 32, "M": 8}[size]
-        for kind, max_new in (("equal", 32), ("equal", 256), ("long-tail", 256)):
-            if not kind.startswith(arguments.only):
-                continue
-            prompts = num_prompts if max_new == 32 or kind == "long-tail" else num_prompts // 4
-            work = make_workload(kind, prompts, max_new, 64, config.vocab_size)
-            engine = EmbeddedEngine(shape_from_hf(config.to_dict(), "config"), min(work.num_slots, len(work.prompts)), 24 + max_new)
-            engine.begin_weight_update()
-            engine.update_weights((n, t) for n, t in model.state_dict().items() if n != "lm_head.weight")
-            engine.end_weight_update(1)
-            print(f"{size:2} {compare(model, engine, work, arguments.rounds)}", flush=True)
+        model = make_model(size)
+        many, few = {"S": (32, 8), "M": (16, 4)}[size]
+        for work in (
+            Workload.make("equal", many, 32),
+            Workload.make("equal", few, 256),
+            Workload.make("long-tail", many, 256),
+        ):
+            print(f"{size}  {compare(model, work, arguments.rounds)}", flush=True)
 
 
 if __name__ == "__main__":

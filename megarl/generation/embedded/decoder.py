@@ -1,9 +1,9 @@
 """The arithmetic of a dense decoder: Llama, Qwen2, Qwen3.
 
 Every row's numbers depend on that row alone, as far as the matrix library allows: prompts are packed without padding,
-contexts are rounded up to `_CONTEXT_STEP` positions (the surplus is masked to exact zeros) and no product has fewer than
-`MIN_ROWS` rows. On MKL in fp32 this makes the numbers equal bit for bit whatever shares the batch; elsewhere it makes
-them equal to rounding.
+contexts are rounded up to `_CONTEXT_STEP` positions (the surplus is masked to exact zeros) and no product has fewer
+than `MIN_ROWS` rows. On MKL in fp32 the numbers are then equal bit for bit whatever shares the batch (an exception:
+contexts of 192 to 384 positions with 4 or more query heads per kv head); elsewhere they are equal to rounding.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Decoder:
             stored_keys, stored_values = pool.keys[index], pool.values[index]
             stored_keys.view(-1, shape.head_dim).index_copy_(0, places, keys.reshape(-1, shape.head_dim))
             stored_values.view(-1, shape.head_dim).index_copy_(0, places, values.reshape(-1, shape.head_dim))
-            # There is one query position, so the query heads of one kv head may stand in its place: nothing is repeated.
+            # There is one query position, so the query heads of one kv head stand in its place: nothing is repeated.
             mixed = functional.scaled_dot_product_attention(
                 queries.reshape(num_rows, shape.num_kv_heads, -1, shape.head_dim),
                 stored_keys[:num_rows, :, :context],

@@ -153,7 +153,7 @@ class EmbeddedEngine:
 
     def _check_request(self, request: GenerationRequest) -> None:
         check_params(request.params)
-        who, length, new = f"request {ascii(request.id[:80])}", len(request.token_ids), request.params.max_new_tokens
+        who, length, new = f"request {request.id[:80]!a}", len(request.token_ids), request.params.max_new_tokens
         if length + new > self._pool.num_positions:
             raise EngineError(
                 "MRL-5101",
@@ -177,6 +177,6 @@ class EmbeddedEngine:
                 self._pool.forget()
                 raise EngineError(
                     "MRL-5107",
-                    f"request {ascii(requests[done.request].id[:80])}: log-probs are not finite under weights version "
+                    f"request {requests[done.request].id[:80]!a}: log-probs are not finite under weights version "
                     f"{self._version}. The weights hold NaN or infinite values: look at the last training step.",
                 )

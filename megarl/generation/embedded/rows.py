@@ -1,7 +1,7 @@
 """What the engine knows about the rows it is decoding.
 
-A *row* is a place in the batch and in the KV pool; active rows are always the first ones, so a row moves when one before
-it finishes. A *lane* is where a request's parameters and its tokens are kept while it is active; it never moves.
+A *row* is a place in the batch and in the KV pool; active rows are always the first ones, so the last of them moves
+when another finishes. A *lane* is where a request's parameters and tokens are kept while it is active; it never moves.
 """
 
 from __future__ import annotations
