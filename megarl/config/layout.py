@@ -103,6 +103,14 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
             (("rollout", "prompts_per_step"), ("rollout", "group_size"), ("algorithm", "num_minibatches"), *parallel),
             (f"Set rollout.prompts_per_step to {-(-needed // group_size)} or more, or use fewer minibatches.",),
         )
+    elif config.rollout is not None and config.rollout.prompts_per_step < config.num_minibatches:
+        yield Problem(
+            "MRL-1104",
+            f"rollout.prompts_per_step={config.rollout.prompts_per_step} cannot fill "
+            f"algorithm.num_minibatches={config.num_minibatches}: the samples of a prompt stay together.",
+            (("rollout", "prompts_per_step"), ("algorithm", "num_minibatches")),
+            (f"Set rollout.prompts_per_step to {config.num_minibatches} or more, or use fewer minibatches.",),
+        )
     if config.warmup is not None and config.warmup.batch_size < dp_size:
         yield Problem(
             "MRL-1104",
@@ -127,20 +135,15 @@ def _lengths(config: RunConfig, shape: ModelShape | None) -> Iterator[Problem]:
         )
     if config.algorithm.name == "sft":
         return  # what is generated is only evaluated
-    holders = [("actor", config.actor.max_tokens_per_microbatch)]
-    if config.uses_critic:
-        holders.append(("critic", config.critic.max_tokens_per_microbatch))
-    if config.uses_reference:
-        holders.append(("reference", config.reference.max_tokens_per_microbatch))
-    for model, limit in holders:
-        if longest >= limit:
-            yield Problem(
-                "MRL-1105",
-                f"{model}.max_tokens_per_microbatch={limit} cannot hold one sequence: "
-                f"a prompt and rollout.max_new_tokens={longest}.",
-                ((model, "max_tokens_per_microbatch"), _MAX_NEW_TOKENS),
-                (f"Use more than {longest} plus the longest prompt, or lower rollout.max_new_tokens.",),
-            )
+    limit = config.actor.max_tokens_per_microbatch
+    if longest >= limit:
+        yield Problem(
+            "MRL-1105",
+            f"actor.max_tokens_per_microbatch={limit} cannot hold one sequence: "
+            f"a prompt and rollout.max_new_tokens={longest}.",
+            (("actor", "max_tokens_per_microbatch"), _MAX_NEW_TOKENS),
+            (f"Use more than {longest} plus the longest prompt, or lower rollout.max_new_tokens.",),
+        )
 
 
 def _valid_sizes(whole: int, num_ranks: int, other_size: int) -> list[int]:

@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from megarl.config.algorithms import SftSettings
 from megarl.config.schema import RunConfig
 
-WEIGHTS = "weights"
-TRAINING = "weights, grads, optimizer"
+WEIGHTS = ("weights",)
+TRAINING = ("weights", "grads", "optimizer")
+SERVING = ("weights", "kv_cache")
 STAYS = "stays"
 ABSENT = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase by its name in the metrics, and what each model must have on the device in it."""
+    """A phase by its name in the metrics, and which parts of each model must be on the device in it."""
 
     name: str
-    needs: dict[str, str]
+    needs: dict[str, tuple[str, ...]]
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The parts by their full names: ``actor.weights``."""
+        return frozenset(f"{model}.{part}" for model, parts in self.needs.items() for part in parts)
 
 
 def phases(config: RunConfig) -> list[Phase]:
@@ -26,13 +32,13 @@ def phases(config: RunConfig) -> list[Phase]:
     only_supervised = isinstance(config.algorithm, SftSettings)
     generates = config.rollout is not None
     table = [
-        (generates, Phase("actor_infer/generate", {"engine": "weights, KV cache"})),
+        (generates, Phase("actor_infer/generate", {"engine": SERVING})),
         (config.uses_reference, Phase("reference/compute_log_probs", {"reference": WEIGHTS})),
         (not only_supervised, Phase("actor_train/compute_log_probs", {"actor": WEIGHTS})),
         (config.uses_critic, Phase("critic/compute_values", {"critic": WEIGHTS})),
         (config.uses_critic, Phase("critic/train_step", {"critic": TRAINING})),
         (True, Phase("actor_train/train_step", {"actor": TRAINING})),
-        (generates, Phase("actor_train/model_update", {"actor": WEIGHTS, "engine": "weights, in buckets"})),
+        (generates, Phase("actor_train/model_update", {"actor": WEIGHTS, "engine": WEIGHTS})),
     ]
     return [phase for exists, phase in table if exists]
 
@@ -51,11 +57,16 @@ def residents(config: RunConfig) -> list[str]:
 def on_device(config: RunConfig, phase: Phase, model: str) -> str:
     """What ``model`` has on the device in ``phase``. A model that is never offloaded stays."""
     if model in phase.needs:
-        return phase.needs[model]
+        return ", ".join(phase.needs[model])
+    return ABSENT if leaves_device(config, model) else STAYS
+
+
+def leaves_device(config: RunConfig, model: str) -> bool:
+    """Whether the model is offloaded in phases that do not need it. The engine makes room for an actor that does."""
     offload = {
-        "engine": True,
+        "engine": config.actor.offload,
         "actor": config.actor.offload,
         "critic": config.critic.offload,
         "reference": config.reference.offload,
     }
-    return ABSENT if offload[model] else STAYS
+    return offload[model]

@@ -26,8 +26,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Unicode line breaks are only safe in double quotes: PyYAML would write them as they are and read them as spaces."""
-    style = '"' if any(character in text for character in "\x85\u2028\u2029") else None
+    """Quote what PyYAML would not: Unicode line breaks, which it reads back as spaces, and a key that means merging."""
+    style = '"' if text == "<<" or any(character in text for character in "\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

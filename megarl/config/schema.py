@@ -129,15 +129,8 @@ class WarmupOptimizerSettings(OptimizerSettings):
 
 
 class ReferenceSettings(Section):
-    """The reference model, which exists when algorithm.kl.coef is above 0."""
+    """The reference model, which exists when algorithm.kl.coef is above 0. It is cut like the actor."""
 
-    max_tokens_per_microbatch: int = setting(
-        4096,
-        "Tokens of one forward pass per rank; sequences are packed up to it.",
-        ge=1,
-        le=_MANY,
-        elsewhere="max_tokens_per_gpu max_token_len_per_gpu micro_batch_size",
-    )
     offload: bool = setting(
         True, "Leave the device in phases that do not need this model.", elsewhere="param_offload cpu_offload"
     )
@@ -148,6 +141,10 @@ class ActorSettings(ReferenceSettings):
 
     parallel: ParallelSettings = section(ParallelSettings, "How one copy of the model is cut.")
     optimizer: OptimizerSettings = section(OptimizerSettings, "AdamW and its learning rate.")
+    max_tokens_per_microbatch: int = setting(
+        4096, "Tokens of one forward pass per rank, for all models; sequences are packed up to it.", ge=1, le=_MANY,
+        elsewhere="max_tokens_per_gpu max_token_len_per_gpu micro_batch_size",
+    )  # fmt: skip
 
 
 class CriticSettings(ReferenceSettings):

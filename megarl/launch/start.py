@@ -21,7 +21,7 @@ def start_training(config: RunConfig) -> int:
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
     from megarl.run.inputs import open_inputs
 
-    open_inputs(config)
+    open_inputs(config, with_prompts=True)
     directory = claim_directory(config)
     try:
         return run_ranks(config.run.num_ranks, directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from megarl.core.errors import DataError
 from megarl.core.sample import Prompt
 from megarl.data.cursor import Cursor
 from megarl.data.prompts import PromptSource
@@ -20,12 +21,24 @@ class PromptStream(Protocol):
         """The next prompts."""
 
 
+def require_room(prompt: Prompt, max_prompt_tokens: int) -> None:
+    """A prompt that leaves no room for its answer is the user's to mend, not to be cut in silence."""
+    num_tokens = len(prompt.token_ids)
+    if num_tokens > max_prompt_tokens:
+        raise DataError(
+            "MRL-2401",
+            f"prompt {prompt.id!r} has {num_tokens} tokens; at most {max_prompt_tokens} leave room for the answer.\n"
+            "Remove it, lower rollout.max_new_tokens, or use a model with more positions.",
+        )
+
+
 class ShuffledPrompts:
     """A source walked by a cursor."""
 
-    def __init__(self, source: PromptSource, cursor: Cursor) -> None:
+    def __init__(self, source: PromptSource, cursor: Cursor, max_prompt_tokens: int) -> None:
         self._source = source
         self._cursor = cursor
+        self._max_prompt_tokens = max_prompt_tokens
 
     @property
     def epoch(self) -> int:
@@ -34,7 +47,10 @@ class ShuffledPrompts:
 
     def draw(self, num_prompts: int) -> list[Prompt]:
         """The next prompts."""
-        return [self._source[index] for index in self._cursor.take(num_prompts)]
+        prompts = [self._source[index] for index in self._cursor.take(num_prompts)]
+        for prompt in prompts:
+            require_room(prompt, self._max_prompt_tokens)
+        return prompts
 
 
 class NoPrompts:

@@ -11,7 +11,7 @@ from megarl.algorithms.sft import Sft
 from megarl.config import schema
 from megarl.config.algorithms import CustomAlgorithm, LossAggregation, PolicyLossSettings, PpoSettings, SftSettings
 from megarl.config.model_shape import ModelShape
-from megarl.run.phase_parts import part_table
+from megarl.config.phases import leaves_device, phases
 from megarl.config.layout import model_shape
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
 from megarl.core.seeding import derive_seed
@@ -30,7 +30,7 @@ from megarl.rollout.demonstrations import DemonstrationRollouts
 from megarl.rollout.generated import GeneratedRollouts, RolloutPlan
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
 from megarl.run.evaluate import EvalSet, Evaluator, Schedule
-from megarl.run.inputs import Inputs
+from megarl.run.inputs import Inputs, max_prompt_tokens
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
 from megarl.run.stage import LearningModel, Stage
@@ -110,22 +110,16 @@ class Builder:
             **(models.critic.parts if models.critic else {}),
             **(models.reference.parts if models.reference else {}),
         }
-        stays = {
-            "actor": not config.actor.offload,
-            "critic": not config.critic.offload,
-            "reference": not config.reference.offload,
-            # An engine that shares nothing with an offloading model has no reason to leave either.
-            "engine": not config.actor.offload,
-        }
-        pinned = frozenset(name for name in parts if stays[name.partition(".")[0]])
-        return Residency(parts, pinned, part_table(), self._world.device)
+        pinned = frozenset(name for name in parts if not leaves_device(config, name.partition(".")[0]))
+        table = {phase.name: phase.parts for phase in phases(config)}
+        return Residency(parts, pinned, table, self._world.device)
 
     def _prompts(self, purpose: str) -> PromptStream:
-        if not self._world.is_driver:
-            return NoPrompts()
         source = self._inputs.train_prompts
+        if source is None:
+            return NoPrompts()
         cursor = Cursor(len(source), derive_seed(self._config.run.seed, purpose), self._config.data.shuffle)
-        return ShuffledPrompts(source, cursor)
+        return ShuffledPrompts(source, cursor, max_prompt_tokens(self._config))
 
     def _plan(self, num_minibatches: int, loss_aggregation: LossAggregation) -> PackPlan:
         return PackPlan(
@@ -217,7 +211,7 @@ class Builder:
         sets = [
             EvalSet(
                 name,
-                self._inputs.eval_prompts[name] if self._world.is_driver else [],
+                self._inputs.eval_prompts.get(name, []),
                 settings.num_samples,
                 self._sampling(settings.temperature),
             )

@@ -19,7 +19,7 @@ from megarl.trackers.to_stdout import ToStdout
 
 def run_session(config: RunConfig, world: World, directory: Path) -> None:
     """Train to the end. The driver records and speaks. Collective."""
-    inputs = open_inputs(config)
+    inputs = open_inputs(config, with_prompts=world.is_driver)
     trackers: list[Tracker] = [ToStdout(), Ledger(directory / "metrics.jsonl")] if world.is_driver else []
     history, progress = History(), ProgressBar()
     warmup_steps = config.warmup.num_steps if config.warmup else 0

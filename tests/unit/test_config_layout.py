@@ -91,7 +91,7 @@ def test_the_nearest_numbers_of_ranks_are_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "prompts", "group", "minibatches", "fits"),
     [
-        (1, 1, 2, 2, True),
+        (1, 2, 2, 2, True),
         (1, 1, 2, 3, False),
         (2, 4, 2, 4, True),
         (4, 4, 2, 4, False),
@@ -143,20 +143,16 @@ def test_a_response_must_leave_a_position_for_the_prompt(tmp_path: Path, max_new
     assert codes(config) == (set() if fits else {"MRL-1106"})
 
 
-def test_microbatches_of_every_model_that_is_used_must_hold_a_response(tmp_path: Path) -> None:
-    tight = {"max_tokens_per_microbatch": 44}
-    roomy = {"max_tokens_per_microbatch": 45}
-    config = changed(load_text(tmp_path, MINIMAL), actor=roomy, critic=tight, reference=tight)
-    assert codes(config) == set()  # grpo without KL has neither critic nor reference
-    message = refusal(
-        tmp_path,
-        MINIMAL.replace("name: grpo", "name: ppo\n  kl: {coef: 0.1}"),
-        "actor.max_tokens_per_microbatch=44",
-        "critic.max_tokens_per_microbatch=44",
-        "reference.max_tokens_per_microbatch=44",
-    )
-    for model in ("actor", "critic", "reference"):
-        assert f"MRL-1105 command line {model}.max_tokens_per_microbatch=44 cannot hold one sequence" in message
+def test_a_microbatch_must_hold_a_response(tmp_path: Path) -> None:
+    assert codes(changed(load_text(tmp_path, MINIMAL), actor={"max_tokens_per_microbatch": 45})) == set()
+    message = refusal(tmp_path, MINIMAL, "actor.max_tokens_per_microbatch=44")
+    assert "MRL-1105 command line actor.max_tokens_per_microbatch=44 cannot hold one sequence" in message
+
+
+def test_every_minibatch_needs_a_whole_group(tmp_path: Path) -> None:
+    message = refusal(tmp_path, MINIMAL, "rollout.prompts_per_step=2", "algorithm.num_minibatches=3")
+    assert "MRL-1104" in message
+    assert "rollout.prompts_per_step=2 cannot fill algorithm.num_minibatches=3" in message
 
 
 def test_parameters_are_counted_as_in_the_recipe() -> None:

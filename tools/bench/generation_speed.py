@@ -31,12 +31,8 @@ from megarl.core.protocols import GenerationRequest, SamplingParams
 from megarl.generation.embedded import EmbeddedEngine
 
 PAD, EOS, MEAN_LENGTH, GROUP_SIZE, MAX_PROMPT, NUM_SLOTS = 0, 1, 40, 8, 24, 64
-SIZES = {
-    "S": {"num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 512},
-    "M": {
-        "num_hidden_layers": 8, "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "vocab_size": 4096,
-    },
-}  # fmt: skip
+# layers, hidden size, intermediate size, heads, vocabulary
+SIZES = {"S": (4, 128, 512, 4, 512), "M": (8, 384, 1024, 6, 4096)}
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,11 @@ class Workload:
 def make_model(size: str) -> Qwen2ForCausalLM:
     """Random weights; hidden unit 0 is a constant that only the stop token's logit reads."""
     torch.manual_seed(0)
+    num_layers, hidden_size, intermediate_size, num_heads, vocab_size = SIZES[size]
     config = Qwen2Config(
-        **SIZES[size], num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False,
+        num_hidden_layers=num_layers, hidden_size=hidden_size, intermediate_size=intermediate_size,
+        num_attention_heads=num_heads, num_key_value_heads=2, vocab_size=vocab_size,
+        max_position_embeddings=1024, tie_word_embeddings=False,
         pad_token_id=PAD, eos_token_id=EOS, bos_token_id=None, architectures=["Qwen2ForCausalLM"],
     )  # fmt: skip
     model = Qwen2ForCausalLM(config).eval()
@@ -123,9 +122,9 @@ def run_hugging_face(model: Qwen2ForCausalLM, work: Workload, batch_size: int, s
     return num_tokens
 
 
-def tokens_per_cpu_second(run: Callable[[], int]) -> float:
+def tokens_per_cpu_second(run: Callable[..., int], *arguments: object) -> float:
     start = time.process_time()
-    num_tokens = run()
+    num_tokens = run(*arguments)
     return num_tokens / (time.process_time() - start)
 
 
@@ -133,12 +132,12 @@ def compare(model: Qwen2ForCausalLM, work: Workload, num_rounds: int) -> str:
     engine = make_engine(model, work)
     num_tokens = run_engine(engine, work, seed=0)
     batch_sizes = [size for size in (16, 64, 256) if size <= len(work.prompts)]
-    tried = {size: tokens_per_cpu_second(lambda: run_hugging_face(model, work, size, 0)) for size in batch_sizes}
+    tried = {size: tokens_per_cpu_second(run_hugging_face, model, work, size, 0) for size in batch_sizes}
     batch_size = max(tried, key=tried.__getitem__)
     ours, theirs = [], []
     for seed in range(1, num_rounds + 1):
-        ours.append(tokens_per_cpu_second(lambda: run_engine(engine, work, seed)))
-        theirs.append(tokens_per_cpu_second(lambda: run_hugging_face(model, work, batch_size, seed)))
+        ours.append(tokens_per_cpu_second(run_engine, engine, work, seed))
+        theirs.append(tokens_per_cpu_second(run_hugging_face, model, work, batch_size, seed))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return (
         f"{work.name:20} {num_tokens / len(work.prompts):6.0f} {statistics.median(ours):8.0f} "
