@@ -4,10 +4,10 @@ A sample's advantage is its reward compared with the other samples of the same p
 
     A_i = (r_i - mean(r)) / (std(r) + 1e-6)
 
-with the sample standard deviation, as in the paper's code; every token of the sample gets the same advantage. There is no
-critic. Departures from the paper: the KL to the reference model may be left out (coefficient 0) and the loss is averaged as
-``loss_aggregation`` says, by default over all tokens of the mini-batch rather than per sequence. Dividing by the standard
-deviation can be turned off ("Dr. GRPO", Liu et al., 2025).
+with the sample standard deviation, as in the paper's code; every token of the sample gets the same advantage. There
+is no critic. Departures from the paper: the KL to the reference model may be left out (coefficient 0) and the loss is
+averaged as ``loss_aggregation`` says, by default over all tokens of the mini-batch rather than per sequence. Dividing
+by the standard deviation can be turned off ("Dr. GRPO", Liu et al., 2025).
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ class Grpo:
         """The clipped surrogate."""
         return self._loss(logprobs, entropy, micro, meter)
 
-    def value_loss(self, values: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:
+    def value_loss(self, values: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:  # noqa: ARG002
         """GRPO has no critic."""
         raise TypeError("GRPO has no critic to train")

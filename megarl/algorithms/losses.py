@@ -1,7 +1,8 @@
 """The clipped policy loss that GRPO and PPO share, and its statistics.
 
-All losses have one form: sum over tokens of ``micro.loss_weight`` times a token's loss. The weights hold the aggregation
-(token mean, sequence mean …) and its *global* denominator, so partial losses of micro-batches and ranks simply add up.
+All losses have one form: sum over tokens of ``micro.loss_weight`` times a token's loss. The weights hold the
+aggregation (token mean, sequence mean …) and its *global* denominator, so partial losses of micro-batches and ranks
+simply add up.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from megarl.ops.kl import Estimator, kl_estimate
 class PolicyLoss:
     """Settings of the clipped surrogate (Schulman et al., 2017).
 
-    ``clip_low`` and ``clip_high`` may differ (DAPO's clip-higher). ``dual_clip`` bounds the loss of tokens with a negative
-    advantage and an exploding ratio at ``dual_clip * |advantage|`` (Ye et al., 2020).
+    ``clip_low`` and ``clip_high`` may differ (DAPO's clip-higher). ``dual_clip`` bounds the loss of tokens with a
+    negative advantage and an exploding ratio at ``dual_clip * |advantage|`` (Ye et al., 2020).
     """
 
     clip_low: float
@@ -75,7 +76,7 @@ def _report_ratio(
     high, low = ratio > 1 + settings.clip_high, ratio < 1 - settings.clip_low
     columns = torch.stack([-log_ratio, 0.5 * log_ratio.square(), active, high, low, high | low]) * mask
     num_tokens = float(mask.sum())
-    names = ("ppo_kl", "approxkl", "pg_clipfrac", "ppo_ratio_high_clipfrac", "ppo_ratio_low_clipfrac", "ppo_ratio_clipfrac")
+    names = ("ppo_kl", "approxkl", "pg_clipfrac", *(f"ppo_ratio_{side}clipfrac" for side in ("high_", "low_", "")))
     for name, total in zip(names, columns.sum(1).tolist(), strict=True):
         meter.mean(f"actor/{name}", total, num_tokens)
     if num_tokens:

@@ -1,8 +1,9 @@
 """PPO: proximal policy optimization with a critic (Schulman et al., 2017; for language models Ouyang et al., 2022).
 
-The reward of a response arrives with its last token; on the way, each token may pay a KL penalty. A critic foresees what is
-still to come, generalised advantage estimation turns rewards and values into advantages, and advantages are whitened over
-all tokens of the step, on all ranks. The critic learns by a squared error, optionally clipped around its old values:
+The reward of a response arrives with its last token; on the way, each token may pay a KL penalty. A critic foresees
+what is still to come, generalised advantage estimation turns rewards and values into advantages, and advantages are
+whitened over all tokens of the step, on all ranks. The critic learns by a squared error, optionally clipped around
+its old values:
 
     L_V = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)
 """

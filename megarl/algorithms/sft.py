@@ -38,6 +38,6 @@ class Sft:
         meter.mean("actor/entropy", (entropy.detach() * mask).sum(), mask.sum())
         return loss
 
-    def value_loss(self, values: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:
+    def value_loss(self, values: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:  # noqa: ARG002
         """SFT has no critic."""
         raise TypeError("SFT has no critic to train")

@@ -1,8 +1,8 @@
 """What a training step is made of: packed tensors, without padding.
 
-A :class:`MicroBatch` is one forward pass: sequences laid end to end in ``[T]`` tensors, with ``cu_seqlens`` marking where each
-starts (Megatron's THD layout). All ``[T]`` tensors are aligned to the *token*, as in `core.sample`; ``[B]`` tensors hold one
-number per sequence.
+A :class:`MicroBatch` is one forward pass: sequences laid end to end in ``[T]`` tensors, with ``cu_seqlens`` marking
+where each starts (Megatron's THD layout). All ``[T]`` tensors are aligned to the *token*, as in `core.sample`;
+``[B]`` tensors hold one number per sequence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The platform layer: the only place, with the layer spec in `models/build.py`, that knows CPU from CUDA.
 
-On CUDA the device is a GPU and offloading moves bytes to pinned host memory. On CPU the device is this process: its memory
-is the resident set, and offloading moves bytes out of it, into an anonymous memory file of the kernel. Both really release
-what they moved. The CUDA side has not been run on a GPU yet.
+On CUDA the device is a GPU and offloading moves bytes to pinned host memory. On CPU the device is this process: its
+memory is the resident set, and offloading moves bytes out of it, into an anonymous memory file of the kernel. Both
+really release what they moved. The CUDA side has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def device_memory(device: torch.device) -> tuple[float, float]:
 class OffloadedStorage:
     """The bytes of one tensor storage, kept outside device memory.
 
-    ``store`` empties the storage; ``restore`` fills it again bit for bit. Every view of the storage stays valid across the
-    cycle, because the storage object itself is never replaced.
+    ``store`` empties the storage; ``restore`` fills it again bit for bit. Every view of the storage stays valid
+    across the cycle, because the storage object itself is never replaced.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
@@ -114,11 +114,13 @@ class OffloadedStorage:
 
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _as_memory(storage: torch.UntypedStorage) -> memoryview:
-    """The storage's bytes in place. A numpy view would do too, but torch never again resizes a storage that numpy saw."""
+    """The storage's bytes in place. A numpy view would do too, but torch never again resizes a storage that numpy
+    saw.
+    """
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 

@@ -42,8 +42,8 @@ class GenerationRequest:
 class Generation:
     """The new tokens (a stop token included) and the log-prob of each under the temperature-scaled policy.
 
-    Log-probs are of the whole vocabulary's distribution, before top-p and top-k cut it, so that they can be compared with
-    the trainer's. A greedy draw reports temperature 1.
+    Log-probs are of the whole vocabulary's distribution, before top-p and top-k cut it, so that they can be compared
+    with the trainer's. A greedy draw reports temperature 1.
     """
 
     id: str
@@ -86,7 +86,9 @@ class Fleet(Protocol):
     """All engines of a run behind one call."""
 
     def generate(self, requests: Sequence[GenerationRequest], meter: Statistics) -> list[Generation]:
-        """The driver's requests, served by all engines; results in their order on the driver, [] elsewhere. Collective."""
+        """The driver's requests, served by all engines; results in their order on the driver, [] elsewhere.
+        Collective.
+        """
 
 
 class Statistics(Protocol):

@@ -1,8 +1,8 @@
 """Prompts, samples and groups: what a rollout is made of.
 
-All per-token arrays of a :class:`Sample` have one length and are aligned to the *token*: index ``t`` of a log-prob array
-is the log-prob of token ``t`` given the tokens before it. Positions that the policy did not sample (the prompt, tool
-output) have ``loss_mask`` 0 and log-prob 0.
+All per-token arrays of a :class:`Sample` have one length and are aligned to the *token*: index ``t`` of a log-prob
+array is the log-prob of token ``t`` given the tokens before it. Positions that the policy did not sample (the prompt,
+tool output) have ``loss_mask`` 0 and log-prob 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plain data and arrays as bytes, without pickle: what ranks send each other on the control group.
 
-A frame is an 8-byte header length, a JSON header and the raw bytes of the arrays one after the other. Only JSON values and
-arrays of the listed types can travel, so a frame can never carry code.
+A frame is an 8-byte header length, a JSON header and the raw bytes of the arrays one after the other. Only JSON
+values and arrays of the listed types can travel, so a frame can never carry code.
 """
 
 from __future__ import annotations

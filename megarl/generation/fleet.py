@@ -19,7 +19,9 @@ class EmbeddedFleet:
         self._world = world
 
     def generate(self, requests: Sequence[GenerationRequest], meter: Statistics) -> list[Generation]:
-        """The driver's requests, served by all engines; results in their order on the driver, [] elsewhere. Collective."""
+        """The driver's requests, served by all engines; results in their order on the driver, [] elsewhere.
+        Collective.
+        """
         hands = deal(requests, self._world.size) if self._world.is_driver else []
         trees = [[_request_tree(requests[i]) for i in hand] for hand in hands]
         own = [_request_from(tree) for tree in self._world.scatter(trees if self._world.is_driver else None)]

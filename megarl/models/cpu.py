@@ -1,10 +1,11 @@
 """Megatron-Core without CUDA: the one place that makes it run on CPU tensors over gloo.
 
 Megatron-Core 0.16.1 names CUDA literally in many places (``device="cuda"``, ``torch.cuda.current_device()``,
-``param.type() == "torch.cuda.FloatTensor"``). An import hook rewrites those names, and only those, while the vendor's modules
-are loaded; nothing is copied and no file is changed. With CUDA present this module does nothing.
+``param.type() == "torch.cuda.FloatTensor"``). An import hook rewrites those names, and only those, while the vendor's
+modules are loaded; nothing is copied and no file is changed. With CUDA present this module does nothing.
 
-The hook is pinned: `VERIFIED_VERSION` is what it was tested with, and `missing_symbols` names what a newer release broke.
+The hook is pinned: `VERIFIED_VERSION` is what it was tested with, and `missing_symbols` names what a newer release
+broke.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ RELIED_ON: dict[str, str] = {
     "megatron.core.distributed:DistributedDataParallel": "built",
     "megatron.core.distributed:finalize_model_grads": "called",
     "megatron.core.optimizer:get_megatron_optimizer": "called",
-    "megatron.core.optimizer.optimizer:ChainedOptimizer": "relied on: prepare_grads, get_grad_norm, step_with_ready_grads",
+    "megatron.core.optimizer.optimizer:ChainedOptimizer": "stepped by hand: grads, norm, clip, step",
     "megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32": "called",
 }
 
@@ -58,11 +59,12 @@ def install() -> None:
     version = importlib.metadata.version("megatron-core")
     if version != VERIFIED_VERSION:
         raise RuntimeError(
-            f"megatron-core {version} is installed; CPU mode was verified with {VERIFIED_VERSION} only. Broken: {missing_symbols()}"
+            f"megatron-core {version} is installed; CPU mode was verified with {VERIFIED_VERSION} only. "
+            f"Missing there: {missing_symbols() or 'nothing that we know of'}"
         )
     sys.meta_path.insert(0, _Finder())
     random = importlib.import_module("megatron.core.tensor_parallel.random")
-    random._set_cuda_rng_state = _set_rng_state
+    vars(random)["_set_cuda_rng_state"] = _set_rng_state
 
 
 def missing_symbols() -> list[str]:
@@ -108,7 +110,7 @@ class _Rewrite(ast.NodeTransformer):
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    def path_stats(self, path: Any) -> Any:
+    def path_stats(self, path: Any) -> Any:  # noqa: ARG002
         raise OSError("rewritten modules are never read from or written to bytecode files")
 
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> types.CodeType:  # type: ignore[override]

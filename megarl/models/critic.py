@@ -6,7 +6,7 @@ import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 
 from megarl.core.batch import MicroBatch, TrainBatch
-from megarl.core.protocols import Algorithm
+from megarl.core.protocols import Algorithm, OffloadPart
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
 from megarl.models.memory import gradients_part, optimizer_part, weights_part
@@ -19,7 +19,8 @@ from megarl.ops.logprobs import align_to_tokens
 class Critic:
     """Values before the update (`annotate`), and the update itself.
 
-    ``values[t]`` judges the state in which token ``t`` is chosen: it is read from the output at ``t - 1``, like a log-prob.
+    ``values[t]`` judges the state in which token ``t`` is chosen: it is read from the output at ``t - 1``, like a
+    log-prob.
     """
 
     forward_phase = "critic/compute_values"
@@ -32,7 +33,7 @@ class Critic:
         self._world = world
         self._trainable = Trainable(module, settings)
         self._updater = Updater(self._trainable, world, "critic")
-        self.parts = {
+        self.parts: dict[str, OffloadPart] = {
             "critic.weights": weights_part(module),
             "critic.grads": gradients_part(self._trainable),
             "critic.optimizer": optimizer_part(self._trainable),

@@ -68,7 +68,10 @@ class ValueHead(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype, device=device))
 
     def forward(
-        self, hidden: torch.Tensor, weight: None = None, runtime_gather_output: bool | None = None  # noqa: ARG002
+        self,
+        hidden: torch.Tensor,
+        weight: None = None,  # noqa: ARG002
+        runtime_gather_output: bool | None = None,  # noqa: ARG002
     ) -> tuple[torch.Tensor, None]:
         """[T, 1, hidden] -> ([T, 1, 1], no bias), in fp32."""
         return torch.nn.functional.linear(hidden.float(), self.weight.float()), None

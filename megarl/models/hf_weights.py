@@ -1,7 +1,7 @@
 """Weights in and out by their Hugging Face names, whatever the layout.
 
-In: a source gives whole tensors by name, and every rank keeps its part. Out: `export_weights` walks the pipeline stages and
-yields buckets of whole tensors on every rank; no more than one bucket of whole tensors exists at a time.
+In: a source gives whole tensors by name, and every rank keeps its part. Out: `export_weights` walks the pipeline
+stages and yields buckets of whole tensors on every rank; no more than one bucket of whole tensors exists at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def safetensors_weights(directory: Path) -> WeightSource:
         if name not in files:
             if name == VALUE_HEAD:
                 return torch.zeros(shape)
-            raise DataError("MRL-2201", f"model.path={str(directory)!r} has no tensor {name!r}; its config.json promises it.")
+            raise DataError(
+                "MRL-2201", f"model.path={str(directory)!r} has no tensor {name!r}; its config.json promises it."
+            )
         with safe_open(files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
@@ -70,7 +72,8 @@ def _file_of_tensor(directory: Path) -> dict[str, Path]:
         return {name: directory / Path(file).name for name, file in weight_map.items()}
     if not single.is_file():
         raise MissingInputError(
-            "MRL-4002", f"model.path={str(directory)!r}: there is no model.safetensors and no model.safetensors.index.json."
+            "MRL-4002",
+            f"model.path={str(directory)!r}: there is no model.safetensors and no model.safetensors.index.json.",
         )
     try:
         with safe_open(single, framework="pt") as file:
@@ -100,8 +103,8 @@ def export_weights(
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Buckets of (Hugging Face name, whole tensor), the same on every rank.
 
-    ``tables[s]`` is the table of pipeline stage ``s``. Collective over the model-parallel ranks of one replica: the generator
-    must be run to its end on all of them.
+    ``tables[s]`` is the table of pipeline stage ``s``. Collective over the model-parallel ranks of one replica: the
+    generator must be run to its end on all of them.
     """
     parameters = dict(model.named_parameters())
     for stage, table in enumerate(tables):
@@ -153,5 +156,5 @@ def _broadcast_over_pp(tensors: list[torch.Tensor], stage: int, world: World) ->
 
 
 def _unflatten(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
-    pieces = flat.split([tensor.numel() for tensor in like])
+    pieces = torch.split(flat, [tensor.numel() for tensor in like])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]

@@ -78,8 +78,8 @@ def _similar_lengths(by_length: list[int], lengths: list[int]) -> list[list[int]
 class PackedAttention(torch.nn.Module):
     """Causal attention over packed sequences with torch's fused kernel.
 
-    Sequences of similar length share one padded call. Padding is on the right, so the causal mask already keeps it out of
-    every real token's sight.
+    Sequences of similar length share one padded call. Padding is on the right, so the causal mask already keeps it
+    out of every real token's sight.
     """
 
     def __init__(self, config: Any, layer_number: int, **_: Any) -> None:

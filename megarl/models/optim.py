@@ -34,8 +34,8 @@ class OptimizerSettings:
 def learning_rate(settings: OptimizerSettings, update: int) -> float:
     """The rate of optimizer step ``update`` (0-based): a linear warm-up that reaches ``lr``, then the schedule.
 
-    A pure function, so that there is no schedule state to save. ``wsd`` holds ``lr`` for the first half of the run and goes
-    down linearly in the second.
+    A pure function, so that there is no schedule state to save. ``wsd`` holds ``lr`` for the first half of the run
+    and goes down linearly in the second.
     """
     if update < settings.warmup_updates:
         return settings.lr * (update + 1) / settings.warmup_updates
@@ -62,8 +62,8 @@ class UpdateResult:
 class Trainable:
     """A model with gradient buffers and an optimizer.
 
-    Gradients live in one flat fp32 buffer per model; parameters are views of another. Both keep their storage objects for
-    life, so that `models.memory` can empty and refill them.
+    Gradients live in one flat fp32 buffer per model; parameters are views of another. Both keep their storage objects
+    for life, so that `models.memory` can empty and refill them.
     """
 
     def __init__(self, module: GPTModel, settings: OptimizerSettings) -> None:
@@ -87,9 +87,7 @@ class Trainable:
         self.settings = settings
         self.num_updates_done = 0
         for group in self._torch_param_groups():
-            group.update(
-                betas=(settings.beta1, settings.beta2), eps=settings.eps, weight_decay=settings.weight_decay
-            )
+            group.update(betas=(settings.beta1, settings.beta2), eps=settings.eps, weight_decay=settings.weight_decay)
         for state in self.moments():
             state.clear()
 

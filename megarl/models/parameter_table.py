@@ -1,7 +1,8 @@
 """Which Hugging Face tensors live in which Megatron parameter, and how tensor parallelism cuts them.
 
 The table is arithmetic on the model's shape alone, so every rank knows the parameters of every pipeline stage without
-asking. It covers both layer specs: the local one, and Transformer Engine's, which fuses a norm into the linear layer behind it.
+asking. It covers both layer specs: the local one, and Transformer Engine's, which fuses a norm into the linear layer
+behind it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class FusedQKV:
     def whole(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         joined = torch.cat(list(parts))
         grouped = joined.view(self.num_groups, self.queries_per_group + 2, self.head_dim, *joined.shape[1:])
-        return [t.flatten(0, 2) for t in grouped.split([self.queries_per_group, 1, 1], dim=1)]
+        return [t.flatten(0, 2) for t in torch.split(grouped, [self.queries_per_group, 1, 1], dim=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ def parameter_table(shape: ModelShape, pp_size: int, stage: int, *, fused_norms:
 
 def value_table(shape: ModelShape, pp_size: int, stage: int, *, fused_norms: bool) -> list[Parameter]:
     """The same for a value model: one output per token instead of a vocabulary."""
-    table = [p for p in parameter_table(shape, pp_size, stage, fused_norms=fused_norms) if p.name != "output_layer.weight"]
+    language_model = parameter_table(shape, pp_size, stage, fused_norms=fused_norms)
+    table = [entry for entry in language_model if entry.name != "output_layer.weight"]
     if stage == pp_size - 1:
         table.append(Parameter("output_layer.weight", (VALUE_HEAD,), ((1, shape.hidden_size),), Replicated()))
     return table

@@ -22,7 +22,9 @@ from megarl.models.local_layers import PackedSequences, pack_sequences
 Read = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 
 
-def forward_only(model: torch.nn.Module, microbatches: Sequence[MicroBatch], read: Read, world: World) -> list[torch.Tensor]:
+def forward_only(
+    model: torch.nn.Module, microbatches: Sequence[MicroBatch], read: Read, world: World
+) -> list[torch.Tensor]:
     """``read`` of every micro-batch's output, on every rank of the replica: ``[k, T]`` tensors, without gradients.
 
     Only the last stage has outputs; it broadcasts what ``read`` made of them to the other stages. Collective.
@@ -54,7 +56,9 @@ def forward_backward(
 
 
 def sum_gradients(model: list[torch.nn.Module], num_tokens: Any = None, **keywords: Any) -> None:  # noqa: ARG001
-    """Megatron's gradient reductions (data parallel, tied embeddings, per-head norms) without its division by tokens."""
+    """Megatron's gradient reductions (data parallel, tied embeddings, per-head norms) without its division by
+    tokens.
+    """
     finalize_model_grads(model, None, **keywords)
 
 
@@ -100,4 +104,4 @@ def _broadcast_from_last_stage(
     else:
         flat = torch.empty(int(num_rows), sum(lengths), device=world.device)
     dist.broadcast(flat, group=world.pp.group, group_src=world.pp.size - 1)
-    return list(flat.split(lengths, dim=1))
+    return list(torch.split(flat, lengths, dim=1))

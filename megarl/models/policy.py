@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from megarl.core.batch import MicroBatch, TrainBatch
-from megarl.core.protocols import Algorithm
+from megarl.core.protocols import Algorithm, OffloadPart
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
 from megarl.models.decoder import LanguageModel
@@ -28,11 +28,12 @@ class Policy:
     def __init__(self, model: LanguageModel, world: World, settings: OptimizerSettings, temperature: float) -> None:
         self._model = model
         self._world = world
-        # Log-probs are those of the distribution that tokens are drawn from, so sampling temperature is part of the model.
+        # Log-probs are those of the distribution that tokens are drawn from, so sampling temperature is part of the
+        # model.
         self._temperature = temperature
         self._trainable = Trainable(model.module, settings)
         self._updater = Updater(self._trainable, world, "actor")
-        self.parts = {
+        self.parts: dict[str, OffloadPart] = {
             "actor.weights": weights_part(model.module),
             "actor.grads": gradients_part(self._trainable),
             "actor.optimizer": optimizer_part(self._trainable),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from megarl.core.batch import MicroBatch, TrainBatch
+from megarl.core.protocols import OffloadPart
 from megarl.core.world import World
 from megarl.models.decoder import LanguageModel
 from megarl.models.memory import weights_part
@@ -22,7 +23,7 @@ class Reference:
         self._world = world
         self._temperature = temperature
         model.module.requires_grad_(False)
-        self.parts = {"reference.weights": weights_part(model.module)}
+        self.parts: dict[str, OffloadPart] = {"reference.weights": weights_part(model.module)}
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
         """Fill ``ref_logprobs``. Collective."""

@@ -1,7 +1,7 @@
 """Log-probs and entropies of tokens when the vocabulary is split over tensor-parallel ranks.
 
-No rank ever sees the whole vocabulary: each reduces its own columns, and two all-reduces of ``[T]``-sized tensors finish the
-softmax.
+No rank ever sees the whole vocabulary: each reduces its own columns, and two all-reduces of ``[T]``-sized tensors
+finish the softmax.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ def token_logprobs(
     first_column: int = 0,
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of each target and entropy of each row, both ``[T]`` and differentiable, of softmax(logits / temperature).
+    """Log-prob of each target and entropy of each row, both ``[T]`` and differentiable, of softmax(logits /
+    temperature).
 
-    ``logits`` is this rank's ``[T, columns]`` slice of the vocabulary, which begins at ``first_column`` and has its padding
-    columns cut off (a slice may be empty). ``targets`` index the whole vocabulary.
+    ``logits`` is this rank's ``[T, columns]`` slice of the vocabulary, which begins at ``first_column`` and has its
+    padding columns cut off (a slice may be empty). ``targets`` index the whole vocabulary.
     """
     peers = group if dist.get_world_size(group) > 1 else None
-    logprobs, entropy = _VocabParallelLogprobs.apply(logits, targets, first_column, peers, temperature)
-    return logprobs, entropy
+    results: tuple[torch.Tensor, torch.Tensor] = _VocabParallelLogprobs.apply(  # type: ignore[no-untyped-call]
+        logits, targets, first_column, peers, temperature
+    )
+    return results
 
 
 class _VocabParallelLogprobs(torch.autograd.Function):
@@ -34,7 +37,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
     d H / dx = -p * (log p + H) / temperature."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         logits: torch.Tensor,
         targets: torch.Tensor,
@@ -65,7 +68,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         return target - log_normalizer, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor) -> Any:
         probabilities, log_probabilities, entropy, column, here = ctx.saved_tensors
         grad = probabilities * -grad_logprobs[:, None]
         if grad.size(1):
@@ -78,8 +81,8 @@ class _VocabParallelLogprobs(torch.autograd.Function):
 def align_to_tokens(predictions: torch.Tensor) -> torch.Tensor:
     """Output ``t`` of a decoder speaks about token ``t + 1``; move it there.
 
-    The first position of a packed batch receives the last one's value. It is the first token of a sequence, which no model
-    predicts and whose loss mask is 0.
+    The first position of a packed batch receives the last one's value. It is the first token of a sequence, which no
+    model predicts and whose loss mask is 0.
     """
     return predictions.roll(1, dims=0)
 

@@ -10,7 +10,8 @@ from megarl.core.world import World
 
 
 def whiten(values: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], world: World) -> list[torch.Tensor]:
-    """Shift and scale masked values to mean 0 and variance 1 over the whole batch, on all ranks; masked-out ones become 0.
+    """Shift and scale masked values to mean 0 and variance 1 over the whole batch, on all ranks; masked-out ones
+    become 0.
 
     Collective over the data-parallel group. The variance is taken around the global mean in a second pass, which keeps
     float32 accurate when the mean is large.

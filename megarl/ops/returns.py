@@ -15,8 +15,8 @@ def gae(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns, ``[T]``, 0 outside the mask.
 
-    ``values[t]`` judges the state in which token ``t`` is chosen. Time runs over the policy's own tokens: a masked token
-    (a tool's answer) between two of them is passed over. After the last one comes a terminal state of value 0.
+    ``values[t]`` judges the state in which token ``t`` is chosen. Time runs over the policy's own tokens: a masked
+    token (a tool's answer) between two of them is passed over. After the last one comes a terminal state of value 0.
     """
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     chosen = mask.bool().nonzero()[:, 0]

@@ -23,8 +23,8 @@ def answer_all(
 ) -> list[Group]:
     """``num_samples`` answers to every prompt, as groups on the driver, [] elsewhere. Collective.
 
-    A sample's seed is made of ``seed_parts``, its prompt's place and its own place in the group, so that the same draws come
-    out of any engine in any layout.
+    A sample's seed is made of ``seed_parts``, its prompt's place and its own place in the group, so that the same
+    draws come out of any engine in any layout.
     """
     requests = [
         GenerationRequest(f"{row}/{column}", prompt.token_ids, derive_seed(*seed_parts, row, column), params)

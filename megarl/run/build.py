@@ -10,9 +10,9 @@ from megarl.algorithms.choose import build_algorithm
 from megarl.algorithms.sft import Sft
 from megarl.config import schema
 from megarl.config.algorithms import CustomAlgorithm, LossAggregation, PolicyLossSettings, PpoSettings, SftSettings
+from megarl.config.layout import model_shape
 from megarl.config.model_shape import ModelShape
 from megarl.config.phases import leaves_device, phases
-from megarl.config.layout import model_shape
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
 from megarl.core.seeding import derive_seed
 from megarl.core.world import World
@@ -91,9 +91,7 @@ class Builder:
         path = Path(config.model.path) if config.model.path else None
         source = initial_weights(self._shape, path, config.run.seed)
         temperature = config.rollout.temperature if config.rollout else 1.0
-        policy = Policy(
-            LanguageModel(self._shape, world, source), world, self._actor_optimizer(), temperature
-        )
+        policy = Policy(LanguageModel(self._shape, world, source), world, self._actor_optimizer(), temperature)
         critic = reference = None
         if config.uses_critic:
             critic = Critic(build_value_module(self._shape, world, source), world, self._critic_optimizer())
@@ -184,9 +182,7 @@ class Builder:
     def _rollouts(self, fleet: EmbeddedFleet) -> GeneratedRollouts | DemonstrationRollouts:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
-            return DemonstrationRollouts(
-                self._prompts("demonstrations"), inputs.tokenizer, config.algorithm.batch_size
-            )
+            return DemonstrationRollouts(self._prompts("demonstrations"), inputs.tokenizer, config.algorithm.batch_size)
         rollout = config.rollout
         assert rollout is not None, "checked with the configuration"
         plan = RolloutPlan(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megarl.config.algorithms import SftSettings
-from megarl.config.schema import RunConfig
 from megarl.config.layout import model_shape
+from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.sample import Prompt
 from megarl.data.jsonl_prompts import PromptField

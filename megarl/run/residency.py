@@ -1,8 +1,8 @@
 """Who is on the device in which phase.
 
-A phase names the parts that it needs; entering it offloads what it does not need, then onloads what is missing. Parts that
-are needed again are never moved, and parts of a model with ``offload: false`` never leave. Times and memory of every phase
-are recorded always, on every rank.
+A phase names the parts that it needs; entering it offloads what it does not need, then onloads what is missing. Parts
+that are needed again are never moved, and parts of a model with ``offload: false`` never leave. Times and memory of
+every phase are recorded always, on every rank.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Residency:
     def phase(self, name: str, meter: Meter) -> Iterator[None]:
         """Run the block with the phase's parts on the device.
 
-        What the phase leaves behind is offloaded when the next phase turns out not to need it, and counted as the offload
-        time of the phase that left it. An exception leaves parts where they are; the record stays consistent.
+        What the phase leaves behind is offloaded when the next phase turns out not to need it, and counted as the
+        offload time of the phase that left it. An exception leaves parts where they are; the record stays consistent.
         """
         needed = self._table.get(name)
         onload_seconds = self._move(name, needed, meter) if needed is not None else 0.0

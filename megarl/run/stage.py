@@ -38,7 +38,9 @@ class LearningModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Steps ``first_step`` to ``last_step`` of a run, both included. GRPO, PPO and SFT differ only in what is in here."""
+    """Steps ``first_step`` to ``last_step`` of a run, both included. GRPO, PPO and SFT differ only in what is in
+    here.
+    """
 
     name: str
     first_step: int

@@ -47,6 +47,7 @@ class InProcessTransport:
             if (served, theirs, got) != (version, sent, sent):
                 raise EngineError(
                     "MRL-5101",
-                    f"the engine of rank {rank} reports version {served} and checksum {got:x} after the push of version "
-                    f"{version} with checksum {sent:x} (rank {rank} sent {theirs:x}). Nothing was generated from it.",
+                    f"the engine of rank {rank} reports version {served} and checksum {got:x} after the push of "
+                    f"version {version} with checksum {sent:x} (rank {rank} sent {theirs:x}).\n"
+                    "Nothing was generated from it.",
                 )

@@ -1,7 +1,7 @@
 """Real ranks on gloo for tests: worker processes that import Megatron once and then run many small jobs.
 
-A job is a module-level function ``job(world, **arguments)``; every rank runs it in a fresh world of the asked layout, and the
-test gets the list of the ranks' results.
+A job is a module-level function ``job(world, **arguments)``; every rank runs it in a fresh world of the asked layout,
+and the test gets the list of the ranks' results.
 """
 
 from __future__ import annotations

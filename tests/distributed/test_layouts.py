@@ -1,5 +1,5 @@
-"""A layout changes nothing beyond float noise: two training steps from the same recorded rollouts, on 1 rank, TP2, PP2 and
-DP2, packed densely and one sequence at a time."""
+"""A layout changes nothing beyond float noise: two training steps from the same recorded rollouts, on 1 rank, TP2,
+PP2 and DP2, packed densely and one sequence at a time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "kl": {"coef": 0.1, "estimator": "k1", "apply_to": "reward"},
     },
 }
-# Gradients agree to 1e-7, but Adam divides each by its own size, so the smallest ones turn rounding into visible updates.
-# With eps=1e-5 and lr=1e-3 the largest difference seen over all layouts is 1e-6 after two steps, which move weights by 2e-3 to 8e-3.
+# Gradients agree to 1e-7, but Adam divides each by its own size, so the smallest ones turn rounding into visible
+# updates. With eps=1e-5 and lr=1e-3 the largest difference seen over all layouts is 1e-6 after two steps, which move
+# weights by 2e-3 to 8e-3.
 WEIGHT_TOLERANCE = 5e-6
 METRIC_TOLERANCE = 2e-5
 
@@ -68,22 +69,16 @@ def test_layouts_train_alike(
     algorithm: str, layout: str, gang: Any, model_directory: Path, one_rank: dict[str, Any]
 ) -> None:
     tp_size, pp_size = LAYOUTS[layout]
-    results = gang(2).run(
-        train_job, tp_size, pp_size, directory=str(model_directory), algorithm=ALGORITHMS[algorithm]
-    )
+    results = gang(2).run(train_job, tp_size, pp_size, directory=str(model_directory), algorithm=ALGORITHMS[algorithm])
     assert_same_training(results[0], one_rank[algorithm])
     for name, tensor in results[0]["weights"].items():
         assert np.array_equal(tensor, results[1]["weights"][name]), f"ranks disagree about {name}"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_packing_changes_nothing(
-    algorithm: str, gang: Any, model_directory: Path, one_rank: dict[str, Any]
-) -> None:
+def test_packing_changes_nothing(algorithm: str, gang: Any, model_directory: Path, one_rank: dict[str, Any]) -> None:
     """A budget of one token puts every sequence into a micro-batch of its own."""
-    alone = gang(1).run(
-        train_job, directory=str(model_directory), algorithm=ALGORITHMS[algorithm], max_tokens=1
-    )[0]
+    alone = gang(1).run(train_job, directory=str(model_directory), algorithm=ALGORITHMS[algorithm], max_tokens=1)[0]
     assert_same_training(alone, one_rank[algorithm])
 
 
@@ -102,9 +97,7 @@ def test_training_moves_the_weights(one_rank: dict[str, Any], model_directory: P
 def test_offload_cycles_change_no_bit(
     algorithm: str, gang: Any, model_directory: Path, one_rank: dict[str, Any]
 ) -> None:
-    result = gang(1).run(
-        train_job, directory=str(model_directory), algorithm=ALGORITHMS[algorithm], offload=True
-    )[0]
+    result = gang(1).run(train_job, directory=str(model_directory), algorithm=ALGORITHMS[algorithm], offload=True)[0]
     assert min(result["freed"]) > 1e6
     assert result["metrics"] == one_rank[algorithm]["metrics"]
     for name, tensor in one_rank[algorithm]["weights"].items():

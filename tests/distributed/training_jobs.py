@@ -47,7 +47,9 @@ def train_job(
     max_tokens: int = 128,
     offload: bool = False,
 ) -> dict[str, Any]:
-    """``num_steps`` training steps on the same recorded groups: metrics per step (driver) and final weights (all ranks)."""
+    """``num_steps`` training steps on the same recorded groups: metrics per step (driver) and final weights (all
+    ranks).
+    """
     from megarl.algorithms.choose import build_algorithm
     from megarl.config.algorithms import GrpoSettings, PpoSettings
     from megarl.config.model_shape import read_hf_config, shape_from_hf

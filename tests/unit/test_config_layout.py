@@ -213,5 +213,5 @@ def test_a_model_that_is_not_offloaded_stays(tmp_path: Path) -> None:
     table = {
         phase.name: {model: on_device(config, phase, model) for model in residents(config)} for phase in phases(config)
     }
-    assert table["actor_infer/generate"] == {"engine": "weights, KV cache", "actor": "-", "critic": "stays"}
+    assert table["actor_infer/generate"] == {"engine": "weights, kv_cache", "actor": "-", "critic": "stays"}
     assert table["critic/train_step"] == {"engine": "-", "actor": "-", "critic": "weights, grads, optimizer"}
