@@ -24,6 +24,9 @@ _OVERRIDES_HELP = "settings that replace those of the file, for example actor.op
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the process's exit code. Mistakes of the user's are told without a traceback."""
+    # A user's reward or algorithm is found in the working directory, whichever way megarl was started.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         code = _run(argv)
         sys.stdout.flush()  # here, so that a closed pipe is noticed while it can still be handled

@@ -3,8 +3,8 @@
     python tools/draw_curve.py runs/quickstart docs/images/quickstart.svg
 
 Reads ``metrics.jsonl`` of the run directory. Above: the accuracy on every evaluation set and the score of the training
-samples. Below: seconds per step, stacked by phase. The warm-up is shaded, and drawn narrower than its steps deserve when
-it has many: the eye should rest on what comes after it. Needs nothing but Python.
+samples. Below: seconds per step, stacked by phase. The warm-up is shaded, and when it has many steps they are drawn
+narrower: the eye should rest on what comes after it. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 900, 560
+WIDTH, HEIGHT = 940, 560
 LEFT, RIGHT = 66, 690  # the plots; labels stand to the right of them
 TOP = (112, 302)  # upper plot, from top to bottom
 BOTTOM = (362, 500)  # lower plot
+LABEL_HEIGHT = 16
 WARMUP_SHARE = 0.3  # of the width, at most
 MIN_SHARE_OF_TIME = 0.02  # phases below it are drawn together as "everything else"
 
@@ -126,9 +127,9 @@ def time_layers(steps: list[Step]) -> list[Layer]:
     ranked = sorted(large.items(), key=lambda item: -sum(item[1]))
     verbs = [name.rpartition("/")[2] for name in large]
     layers = []
-    for i, (name, seconds) in enumerate(ranked):
+    for i, (name, per_step) in enumerate(ranked):
         verb = name.rpartition("/")[2]
-        layers.append(Layer(verb if verbs.count(verb) == 1 else name, PHASES[i % len(PHASES)], seconds))
+        layers.append(Layer(verb if verbs.count(verb) == 1 else name, PHASES[i % len(PHASES)], per_step))
     layers.append(Layer("moving memory", MOVING, moving))
     layers.append(Layer("everything else", REST, [sum(column) for column in zip(*small, strict=True)]))
     return [layer for layer in layers if sum(layer.seconds) > 0]
@@ -136,7 +137,7 @@ def time_layers(steps: list[Step]) -> list[Layer]:
 
 def nice_unit(least: float) -> int:
     """The smallest of 1, 2, 5, 10, 20, 50 … that is not below ``least``."""
-    power = 10 ** max(0, math.floor(math.log10(max(least, 1))))
+    power: int = 10 ** max(0, math.floor(math.log10(max(least, 1))))
     return next(unit * power for unit in (1, 2, 5, 10) if unit * power >= least)
 
 
@@ -212,7 +213,7 @@ def _learning(steps: list[Step], axis: StepAxis) -> list[str]:
         # The samples of a step come from the weights before it: they belong to the middle of its slot.
         points = [(axis.x(number - 0.5), y(value)) for number, value in scores]
         parts.append(_polyline(points, TRAINING, 1.6))
-        labels.append((points[-1][1], f"training samples {_percent(scores[-1][1])}", TRAINING))
+        labels.append((points[-1][1], f"training samples {_percent(scores[-1][1])}", _darker(TRAINING)))
     for i, (eval_set, measured) in enumerate(curves.items()):
         colour = EVALUATION[i % len(EVALUATION)]
         points = [(axis.x(number), y(value)) for number, value in measured]
@@ -255,11 +256,12 @@ def _time(steps: list[Step], axis: StepAxis) -> list[str]:
         parts.append(f'<polygon class="phase" points="{outline}" fill="{layer.colour}"/>')
         recent = range(max(0, len(timed) - 5), len(timed))
         middle = sum((floor[i] + ceiling[i]) / 2 for i in recent) / len(recent)
-        ink = SOFT if layer.colour in (MOVING, REST) else layer.colour
+        ink = SOFT if layer.colour in (MOVING, REST) else _darker(layer.colour)
         labels.append((y(middle), f"{layer.name} {sum(layer.seconds):,.1f} s", ink))
         floor = ceiling
     parts.append(_polyline(_staircase(edges, [y(wall) for wall in walls]), INK, 0.9))
-    labels.append((y(walls[-1]) - 12, f"wall clock {sum(walls):,.1f} s", INK))
+    above = min(height for height, _, _ in labels) - LABEL_HEIGHT
+    labels.append((above, f"wall clock {sum(walls):,.1f} s", INK))
     parts.append(_sideways(BOTTOM, "seconds per step"))
     caption = "Colours: each phase on its slowest rank, so a stack may pass the wall clock of its step (black line)."
     parts.append(_text(LEFT, BOTTOM[0] - 14, caption, colour=SOFT, size=11.5))
@@ -271,25 +273,33 @@ def _staircase(edges: list[tuple[float, float]], heights: list[float]) -> list[t
 
 
 def _side_labels(labels: list[tuple[float, str, str]]) -> list[str]:
-    """Labels to the right of the plot, near their curves but never on each other."""
-    parts = []
-    lowest = -math.inf
+    """Labels to the right of the plot, never on each other and as near to their curves as that allows."""
     ranked = sorted(labels)
-    # Push up first what would leave the plot at the bottom, then place from the top.
-    ceiling = math.inf
-    heights = []
-    for height, _, _ in reversed(ranked):
-        ceiling = min(height, ceiling - 16)
-        heights.append(ceiling)
-    for height, (wanted, text, colour) in zip(reversed(heights), ranked, strict=True):
-        lowest = max((height + wanted) / 2, lowest + 16)
-        parts.append(_text(RIGHT + 12, lowest + 4, text, colour=colour))
-    return parts
+    # Labels that would touch form a block of neighbours, which stands where its members want to be on average.
+    blocks: list[list[float]] = []
+    for i, (wanted, _, _) in enumerate(ranked):
+        blocks.append([wanted - i * LABEL_HEIGHT])
+        while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    places = [_mean(block) for block in blocks for _ in block]
+    return [
+        _text(RIGHT + 12, place + i * LABEL_HEIGHT + 4, text, colour=colour, size=11.5)
+        for i, (place, (_, text, colour)) in enumerate(zip(places, ranked, strict=True))
+    ]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _darker(colour: str) -> str:
+    """A colour for text: what is bright enough for an area is too bright for letters."""
+    return "#" + "".join(f"{int(0.75 * int(colour[i : i + 2], 16)):02x}" for i in (1, 3, 5))
 
 
 def _seconds_unit(highest: float) -> float:
     """A distance of grid lines that gives two to five of them."""
-    power = 10 ** math.floor(math.log10(max(highest, 1e-6)))
+    power: float = 10.0 ** math.floor(math.log10(max(highest, 1e-6)))
     return next(unit * power for unit in (0.2, 0.5, 1, 2, 5) if highest / (unit * power) <= 5)
 
 
@@ -299,7 +309,8 @@ def _percent(value: float, digits: int = 1) -> str:
 
 def _sideways(plot: tuple[int, int], text: str) -> str:
     middle = (plot[0] + plot[1]) / 2
-    return f'<text transform="translate(16 {middle:.1f}) rotate(-90)" text-anchor="middle" fill="{SOFT}">{escape(text)}</text>'
+    turn = f"translate(16 {middle:.1f}) rotate(-90)"
+    return f'<text transform="{turn}" text-anchor="middle" fill="{SOFT}">{escape(text)}</text>'
 
 
 def _text(

@@ -36,8 +36,10 @@ class PolicyLoss:
     ) -> torch.Tensor:
         """This micro-batch's part of the loss. ``kl_coef`` is 0 when the KL is taken from the reward instead."""
         assert micro.old_logprobs is not None and micro.advantages is not None
-        # Outside the mask a log-prob may be anything: the first token of a sequence is nobody's prediction.
-        log_ratio = (logprobs - micro.old_logprobs) * micro.loss_mask
+        # Outside the mask a log-prob may be anything: the first token of a sequence is nobody's prediction, and a
+        # prompt may be so unlikely that k3 overflows. Infinity times weight 0 would be NaN, so all columns are 0 there.
+        logprobs = torch.where(micro.loss_mask.bool(), logprobs, 0.0)
+        log_ratio = logprobs - micro.old_logprobs
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         plain, bounded = -micro.advantages * ratio, -micro.advantages * clipped

@@ -242,6 +242,9 @@ class EvalSetSettings(Section):
     num_samples: int = setting(1, "Samples per prompt (the k of best-of-k).", ge=1, le=100_000, elsewhere="n k")
     temperature: float = setting(0.0, "Sampling temperature; 0: the likeliest token.", ge=0, le=100)
     max_prompts: int = setting(256, "Only the first prompts of the set, at most so many.", ge=1, le=_MANY)
+    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] | None = setting(
+        None, "How answers are scored; null: like training samples."
+    )
 
 
 class EvalSettings(Section):

@@ -7,6 +7,7 @@ values and arrays of the listed types can travel, so a frame can never carry cod
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,14 @@ def encode(tree: Any) -> bytes:
         if isinstance(node, np.ndarray):
             if node.dtype.name not in _DTYPES:
                 raise TypeError(f"an array of {node.dtype} cannot be sent; allowed: {sorted(_DTYPES)}")
-            arrays.append(np.ascontiguousarray(node))
+            # by name: in this machine's byte order
+            arrays.append(np.ascontiguousarray(node, dtype=node.dtype.name))
             return {_ARRAY_KEY: [node.dtype.name, list(node.shape)]}
         if isinstance(node, dict):
+            for key in node:
+                # JSON would turn other keys into strings without a word
+                if not isinstance(key, str) or key == _ARRAY_KEY:
+                    raise TypeError(f"a dict with the key {key!r} cannot be sent")
             return {key: plain(value) for key, value in node.items()}
         if isinstance(node, (list, tuple)):
             return [plain(value) for value in node]
@@ -46,9 +52,7 @@ def decode(frame: bytes | bytearray | memoryview) -> Any:
         if isinstance(node, dict):
             if _ARRAY_KEY in node:
                 name, shape = node[_ARRAY_KEY]
-                if name not in _DTYPES:
-                    raise TypeError(f"a frame announces an array of {name!r}")
-                size = int(np.prod(shape, dtype=np.int64)) * np.dtype(name).itemsize
+                size = _num_bytes(name, shape)
                 array = np.frombuffer(view[offset : offset + size], dtype=name).reshape(shape).copy()
                 offset += size
                 return array
@@ -61,3 +65,12 @@ def decode(frame: bytes | bytearray | memoryview) -> Any:
     if offset != len(view):
         raise ValueError(f"a frame of {len(view)} bytes announces {offset}")
     return tree
+
+
+def _num_bytes(name: str, shape: list[int]) -> int:
+    """How many bytes an announced array takes; refuses what `encode` never announces."""
+    if name not in _DTYPES:
+        raise TypeError(f"a frame announces an array of {name!r}")
+    if not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError(f"a frame announces an array of shape {shape!r}")
+    return math.prod(shape) * np.dtype(name).itemsize

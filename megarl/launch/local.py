@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK
 from megarl.run.directory import RunDirectory
@@ -53,11 +54,16 @@ def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Pa
     }
     command = [sys.executable, "-m", "megarl", "train", str(directory.resolved_config)]
     if rank == 0:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        return _spawn(command, environment, None)
     with open(directory.logs / f"rank_{rank}.log", "wb") as log:
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
+        return _spawn(command, environment, log)
+
+
+def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    """A session of its own: Ctrl-C reaches this process, which then ends the ranks in order."""
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError
 from megarl.launch.local import INIT_METHOD, LAST_WORDS, LAUNCHER
+from megarl.run.directory import claim
 
 _PR_SET_PDEATHSIG = 1
 
@@ -67,9 +68,7 @@ def _claimed_directory(config: RunConfig, rank: int) -> Path:
     if claimed is not None:
         return Path(claimed)
     if rank == 0:
-        from megarl.launch.start import claim_directory
-
-        return claim_directory(config).path
+        return claim(config).path
     return Path(config.run.dir) / config.run.name
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from megarl.config.resolved import dump_resolved
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.launch.local import run_ranks
-from megarl.run.directory import RunDirectory, claim
+from megarl.run.directory import claim
 
 
 def start_training(config: RunConfig) -> int:
@@ -22,18 +20,11 @@ def start_training(config: RunConfig) -> int:
     from megarl.run.inputs import open_inputs
 
     open_inputs(config, with_prompts=True)
-    directory = claim_directory(config)
+    directory = claim(config)
     try:
         return run_ranks(config.run.num_ranks, directory)
     finally:
         directory.release()
-
-
-def claim_directory(config: RunConfig) -> RunDirectory:
-    """Take the run directory and write the resolved configuration into it."""
-    directory = claim(Path(config.run.dir), config.run.name)
-    directory.resolved_config.write_text(dump_resolved(config), encoding="utf-8")
-    return directory
 
 
 def _launched_size(config: RunConfig) -> int:

@@ -92,9 +92,11 @@ def import_weights(model: torch.nn.Module, table: list[Parameter], source: Weigh
         whole = [source(name, shape) for name, shape in zip(entry.hf_names, entry.hf_shapes, strict=True)]
         parameter = parameters[entry.name]
         parameter.copy_(entry.cut.local(whole, world.tp.rank, world.tp.size))
-        # Megatron marks split parameters while initialising them, which we told it not to do. Without the mark the
-        # gradient norm takes them for copies and counts the first rank's part only.
-        set_tensor_model_parallel_attributes(parameter, entry.cut.split_dim is not None, entry.cut.split_dim or 0, 1)
+        # Megatron marks split weights while initialising them, which we told it not to do; biases it marks always.
+        # Without the mark the gradient norm takes them for copies and counts the first rank's part only.
+        split_dim = entry.cut.split_dim
+        if not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, split_dim is not None, split_dim or 0, 1)
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ class OffloadablePart:
 
     def offload(self) -> None:
         """Move the contents out of device memory and release it."""
+        assert self.resident, "a second offload would replace the copies by copies of nothing"
         present = [storage for storage in self._storages() if storage.nbytes()]
         # Host buffers are kept for reuse, those of storages that no longer exist are dropped.
         self._copies = {s._cdata: self._copies.get(s._cdata) or OffloadedStorage(s) for s in present}
@@ -52,6 +53,7 @@ class ScratchPart:
 
     def offload(self) -> None:
         """Release the memory; the contents are lost."""
+        assert self.resident, "a second offload would forget the sizes"
         self._sizes = [(storage, storage.nbytes()) for storage in self._storages() if storage.nbytes()]
         for storage, _ in self._sizes:
             storage.resize_(0)

@@ -40,7 +40,8 @@ def learning_rate(settings: OptimizerSettings, update: int) -> float:
     if update < settings.warmup_updates:
         return settings.lr * (update + 1) / settings.warmup_updates
     lowest = settings.lr * settings.min_lr_ratio
-    begin = settings.num_updates / 2 if settings.schedule == "wsd" else settings.warmup_updates
+    hold = settings.num_updates / 2 if settings.schedule == "wsd" else 0
+    begin = max(hold, settings.warmup_updates)
     length = max(1.0, settings.num_updates - 1 - begin)
     progress = min(1.0, max(0.0, (update - begin) / length))
     if settings.schedule == "constant":

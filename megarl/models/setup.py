@@ -13,8 +13,11 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megarl.core.device import choose_device, collective_backend
 from megarl.core.world import Axis, World
 
+# All ranks are started together: one that is not there after this is not coming.
+_JOIN_TIMEOUT = timedelta(minutes=5)
 # Ranks may wait for hours while the driver generates; a dead peer is noticed by its closed socket, not by this.
 _CONTROL_TIMEOUT = timedelta(hours=24)
+_COLLECTIVE_TIMEOUT_MINUTES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,13 @@ def start_world(rendezvous: Rendezvous, device: str, tp_size: int, pp_size: int)
         init_method=rendezvous.init_method,
         rank=rendezvous.rank,
         world_size=rendezvous.size,
-        timeout=_CONTROL_TIMEOUT,
+        timeout=_JOIN_TIMEOUT,
     )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tp_size,
         pipeline_model_parallel_size=pp_size,
         create_gloo_process_groups=False,
+        distributed_timeout_minutes=_COLLECTIVE_TIMEOUT_MINUTES,
     )
     # No layer of ours draws random numbers; Megatron's tracker must exist all the same.
     model_parallel_cuda_manual_seed(0)

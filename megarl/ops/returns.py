@@ -46,5 +46,5 @@ def _right_aligned(sequence: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     rows = torch.unique_consecutive(sequence, return_inverse=True)[1]
     lengths = torch.bincount(rows)
     width = int(lengths.max())
-    within = torch.arange(len(sequence)) - (lengths.cumsum(0) - lengths)[rows]
+    within = torch.arange(len(sequence), device=sequence.device) - (lengths.cumsum(0) - lengths)[rows]
     return rows, within + width - lengths[rows], width

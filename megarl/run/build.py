@@ -210,13 +210,12 @@ class Builder:
                 self._inputs.eval_prompts.get(name, []),
                 settings.num_samples,
                 self._sampling(settings.temperature),
+                self._inputs.eval_rewards.get(name, self._inputs.reward),
             )
             for name, settings in config.eval.sets.items()
         ]
         schedule = Schedule(config.eval.every, config.eval.before_training, config.eval.at_end, stage_ends)
-        return Evaluator(
-            sets, schedule, self._inputs.tokenizer, self._inputs.reward, fleet, sync, residency, config.run.seed
-        )
+        return Evaluator(sets, schedule, self._inputs.tokenizer, fleet, sync, residency, config.run.seed)
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config

@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 from typing import TextIO
 
+from megarl.config.resolved import dump_resolved
+from megarl.config.schema import RunConfig
 from megarl.core.errors import RunDirInUseError, StorageError
 
 _LOCK = ".lock"
@@ -40,14 +42,15 @@ class RunDirectory:
         self._lock.close()
 
 
-def claim(parent: Path, name: str) -> RunDirectory:
-    """Make a fresh ``parent/name``. A finished run of that name is kept: it moves to ``name.1``, ``name.2``, …
+def claim(config: RunConfig) -> RunDirectory:
+    """Make a fresh ``run.dir/run.name`` with the resolved configuration in it.
 
-    A directory whose run is still alive is refused. The lock is the kernel's and vanishes with its process.
+    A finished run of that name is kept: it moves to ``name.1``, ``name.2``, … A directory whose run is still alive is
+    refused. The lock is the kernel's and vanishes with its process.
     """
-    path = parent / name
+    path = Path(config.run.dir) / config.run.name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _keep(path)
         path.mkdir()
@@ -56,9 +59,11 @@ def claim(parent: Path, name: str) -> RunDirectory:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
+        directory = RunDirectory(path, lock)
+        directory.resolved_config.write_text(dump_resolved(config), encoding="utf-8")
     except OSError as error:
         raise StorageError("MRL-7002", f"run directory {path} cannot be written: {error.strerror}.") from error
-    return RunDirectory(path, lock)
+    return directory
 
 
 def _keep(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Held-out evaluation: every set of prompts, k answers each, scored by the run's reward."""
+"""Held-out evaluation: every set of prompts, k answers each, scored."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class EvalSet:
     prompts: Sequence[Prompt]
     num_samples: int
     params: SamplingParams
+    reward: RewardFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,6 @@ class Evaluator:
         sets: Sequence[EvalSet],
         schedule: Schedule,
         tokenizer: Tokenizer,
-        reward: RewardFunction,
         fleet: Fleet,
         sync: EngineSync,
         residency: Residency,
@@ -64,7 +64,6 @@ class Evaluator:
         self._sets = sets
         self._schedule = schedule
         self._tokenizer = tokenizer
-        self._reward = reward
         self._fleet = fleet
         self._sync = sync
         self._residency = residency
@@ -88,7 +87,7 @@ class Evaluator:
         )
         if not groups:
             return
-        score_groups(groups, self._reward)
+        score_groups(groups, eval_set.reward)
         rewards = [[sample.reward or 0.0 for sample in group.samples] for group in groups]
         for name, value in at_k(rewards).items():
             meter.mean(f"eval/{eval_set.name}/score/{name}", value, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.layout import model_shape
-from megarl.config.schema import RunConfig
+from megarl.config.schema import RewardSettings, RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.sample import Prompt
 from megarl.data.jsonl_prompts import PromptField
@@ -33,6 +33,13 @@ class Inputs:
     reward: RewardFunction
     train_prompts: PromptSource | None
     eval_prompts: Mapping[str, Sequence[Prompt]]
+    # only of sets that are not scored like training samples
+    eval_rewards: Mapping[str, RewardFunction]
+
+    def close(self) -> None:
+        """Give back what rewards hold open."""
+        for reward in (self.reward, *self.eval_rewards.values()):
+            reward.close()
 
 
 def open_inputs(config: RunConfig, *, with_prompts: bool) -> Inputs:
@@ -46,9 +53,12 @@ def open_inputs(config: RunConfig, *, with_prompts: bool) -> Inputs:
             f"{shape.vocab_size}. Use the tokenizer that belongs to the model.",
         )
     reward = load_reward(config.reward.name, config.reward.options)
+    own_rewards = {name: own.reward for name, own in config.eval.sets.items() if own.reward is not None}
+    eval_rewards = {name: load_reward(own.name, own.options) for name, own in own_rewards.items()}
     if not with_prompts:
-        return Inputs(tokenizer, reward, None, {})
-    return Inputs(tokenizer, reward, _open_train(config, tokenizer), _open_evals(config, tokenizer))
+        return Inputs(tokenizer, reward, None, {}, eval_rewards)
+    train, evals = _open_train(config, tokenizer), _open_evals(config, tokenizer)
+    return Inputs(tokenizer, reward, train, evals, eval_rewards)
 
 
 def max_prompt_tokens(config: RunConfig) -> int:
@@ -61,13 +71,13 @@ def _keys(config: RunConfig) -> PromptKeys:
     return PromptKeys(config.data.prompt_key, config.data.answer_key, config.data.demonstration_key)
 
 
-def _needs_answer(config: RunConfig) -> set[PromptField]:
-    return {"answer"} if config.reward.name == "exact_match" else set()
+def _needs_answer(reward: RewardSettings) -> set[PromptField]:
+    return {"answer"} if reward.name == "exact_match" else set()
 
 
 def _open_train(config: RunConfig, tokenizer: Tokenizer) -> PromptSource:
     supervised = isinstance(config.algorithm, SftSettings)
-    required: set[PromptField] = set() if supervised else _needs_answer(config)
+    required: set[PromptField] = set() if supervised else _needs_answer(config.reward)
     if supervised or config.warmup:
         required.add("demonstration")
     source = open_prompts(
@@ -89,7 +99,7 @@ def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[str, list[Promp
     evals: dict[str, list[Prompt]] = {}
     for name, settings in config.eval.sets.items():
         where = f"eval.sets.{name}.data"
-        required = frozenset(_needs_answer(config))
+        required = frozenset(_needs_answer(settings.reward or config.reward))
         source = open_prompts(settings.data, tokenizer, _keys(config), required=required, where=where)
         evals[name] = [source[i] for i in range(min(len(source), settings.max_prompts))]
         for prompt in evals[name]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from megarl.config.schema import RunConfig
@@ -20,7 +19,8 @@ from megarl.trackers.to_stdout import ToStdout
 def run_session(config: RunConfig, world: World, directory: Path) -> None:
     """Train to the end. The driver records and speaks. Collective."""
     inputs = open_inputs(config, with_prompts=world.is_driver)
-    trackers: list[Tracker] = [ToStdout(), Ledger(directory / "metrics.jsonl")] if world.is_driver else []
+    console = ToStdout()
+    trackers: list[Tracker] = [console, Ledger(directory / "metrics.jsonl")] if world.is_driver else []
     history, progress = History(), ProgressBar()
     warmup_steps = config.warmup.num_steps if config.warmup else 0
     recorder = Recorder(trackers, progress, history)
@@ -31,6 +31,6 @@ def run_session(config: RunConfig, world: World, directory: Path) -> None:
         train(run)
     finally:
         recorder.finish()
-        inputs.reward.close()
+        inputs.close()
     if world.is_driver:
-        sys.stdout.write(format_summary(history, directory, warmup_steps) + "\n")
+        console.write(format_summary(history, directory, warmup_steps))

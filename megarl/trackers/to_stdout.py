@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -28,10 +29,17 @@ class ToStdout:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Write one step."""
-        # A progress bar in the same terminal steps aside, so that the line is not appended to it.
-        with tqdm.external_write_mode(file=self._stream):
-            self._stream.write(format_step(values, step) + "\n")
-            self._stream.flush()
+        self.write(format_step(values, step))
+
+    def write(self, text: str) -> None:
+        """Write a text of its own. A reader that went away (``| head``) ends the output, not the run."""
+        try:
+            # A progress bar in the same terminal steps aside, so that the line is not appended to it.
+            with tqdm.external_write_mode(file=self._stream):
+                self._stream.write(text + "\n")
+                self._stream.flush()
+        except BrokenPipeError:
+            self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for the rest of the run)
 
     def finish(self) -> None:
         """Nothing is held back."""

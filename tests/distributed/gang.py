@@ -24,6 +24,7 @@ class Gang:
         self.size = size
         self._directory = tempfile.TemporaryDirectory(prefix="megarl-gang-")
         self._num_jobs = 0
+        self._failed = False
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
@@ -36,7 +37,8 @@ class Gang:
 
     @property
     def alive(self) -> bool:
-        return all(process.is_alive() for process in self._processes)
+        """False after a failed job, too: the ranks are on their way out then, even if they still run."""
+        return not self._failed and all(process.is_alive() for process in self._processes)
 
     def run(self, job: Callable[..., Any], tp_size: int = 1, pp_size: int = 1, **arguments: Any) -> list[Any]:
         """Every rank's result, in rank order; a rank's exception is raised here with its traceback."""
@@ -47,6 +49,7 @@ class Gang:
         answers = [pipe.recv() for pipe in self._pipes]
         for rank, (failed, result) in enumerate(answers):
             if failed:
+                self._failed = True
                 raise AssertionError(f"rank {rank} of {self.size} failed:\n{result}")
         return [result for _, result in answers]
 
@@ -73,7 +76,8 @@ def _serve(pipe: Connection, rank: int, size: int) -> None:
         try:
             job, tp_size, pp_size, store, arguments = pipe.recv()
         except EOFError:
-            return
+            # an interpreter full of Megatron takes seconds to tidy up, for nothing
+            os._exit(0)
         try:
             world = start_world(Rendezvous(rank, size, rank, f"file://{store}"), "cpu", tp_size, pp_size)
             result = job(world, **arguments)

@@ -37,7 +37,7 @@ def check_params(params: SamplingParams) -> None:
 
 
 def uniforms(seed: int, num_tokens: int) -> NDArray[np.float64]:
-    """Numbers in [0, 1), ``[num_tokens, 2]``: splitmix64 of (seed, position), so the first do not depend on how many."""
+    """Numbers in [0, 1), ``[num_tokens, 2]``: splitmix64 of (seed, position). Asking for more keeps the first."""
     counters = np.arange(1, num_tokens * UNIFORMS_PER_TOKEN + 1, dtype=np.uint64)
     start = _mix(np.array([seed & _WORD], dtype=np.uint64))
     bits = _mix(start + counters * np.uint64(_GOLDEN)) >> np.uint64(11)
@@ -80,7 +80,7 @@ class Needs:
 
 
 def sample(logits: torch.Tensor, draw: Draw, needs: Needs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row of fp32 ``logits``; give it, and its log-prob at the temperature over the whole vocabulary."""
+    """Draw one token per row of fp32 ``logits``; give it and its log-prob (tempered, over the whole vocabulary)."""
     greedy = draw.temperatures == 0
     if needs.scaling:
         logits = logits / draw.temperatures.masked_fill(greedy, 1.0)[:, None]

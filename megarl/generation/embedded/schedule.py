@@ -20,9 +20,6 @@ from megarl.generation.embedded.kv_pool import KvPool
 from megarl.generation.embedded.rows import Finished, Rows
 from megarl.generation.embedded.sampler import Needs, sample
 
-# Admitting several requests at once fills a prefill's matrix products better; a free slot costs nothing meanwhile.
-_REFILL_SHARE = 8
-
 
 def num_pool_rows(num_slots: int) -> int:
     """Rows that the pool needs: the slots, and one for the prompt of a group that is not fully admitted."""
@@ -48,10 +45,10 @@ class Schedule:
         rows, finished = self._rows, []
         while self._queue or rows.num_active:
             logits = self._decode() if rows.num_active else None
-            if self._is_time_to_refill():
+            if self._queue and rows.num_active < self._num_slots:
                 first_logits = self._admit()
                 logits = first_logits if logits is None else torch.cat([logits, first_logits])
-            assert logits is not None  # without active rows it is always time to refill
+            assert logits is not None  # without active rows, the queue has just filled them
             tokens, logprobs = sample(logits, rows.draw(), self._needs)
             for row in rows.record(tokens, logprobs):
                 done, moved, length = rows.remove(row)
@@ -63,11 +60,6 @@ class Schedule:
     def _decode(self) -> torch.Tensor:
         tokens, positions = self._rows.next_inputs(MIN_ROWS)
         return self._decoder.decode(tokens, positions, self._rows.max_length)[: self._rows.num_active]
-
-    def _is_time_to_refill(self) -> bool:
-        num_free = self._num_slots - self._rows.num_active
-        wanted = min(len(self._queue), max(self._num_slots // _REFILL_SHARE, 1))
-        return bool(self._queue) and (num_free >= wanted or not self._rows.num_active)
 
     def _admit(self) -> torch.Tensor:
         """Fill the free slots from the queue; give the logits after the prompts, one row per admitted request."""
