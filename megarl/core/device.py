@@ -14,11 +14,17 @@ from collections.abc import Callable
 import psutil
 import torch
 
+from megarl.core.errors import ConfigError
+
 GIB = float(2**30)
 
 
 def choose_device(requested: str, local_rank: int) -> torch.device:
     """The device of this rank: ``auto`` takes CUDA when there is one."""
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "MRL-1111", "run.device=cuda, but torch finds no CUDA device here. Write run.device=cpu or auto."
+        )
     if requested == "cuda" or (requested == "auto" and torch.cuda.is_available()):
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)

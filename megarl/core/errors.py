@@ -46,7 +46,7 @@ class EngineError(MegarlError):
 
 
 class RunDirInUseError(MegarlError):
-    """Another run owns the run directory, or it holds a finished run. Codes MRL-6xxx."""
+    """Another run, still alive, owns the run directory. Codes MRL-6xxx."""
 
     exit_code = 73
 

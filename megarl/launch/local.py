@@ -48,7 +48,6 @@ def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Pa
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
-        "MEGARL_RUN_DIRECTORY": str(directory.path),
         # All ranks are on this machine: their sockets need not be seen by any other.
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -58,18 +58,12 @@ def _train(config: RunConfig, rank: int, size: int) -> None:
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     rendezvous = Rendezvous(rank, size, local_rank, os.environ.get(INIT_METHOD, "env://"))
     world = start_world(rendezvous, config.run.device, parallel.tp_size, parallel.pp_size)
-    run_session(config, world, _claimed_directory(config, rank))
-    stop_world()
-
-
-def _claimed_directory(config: RunConfig, rank: int) -> Path:
-    """The local launcher claimed the directory; under any other launcher the driver does."""
-    claimed = os.environ.get("MEGARL_RUN_DIRECTORY")
+    # The local launcher claimed the run directory; under any other launcher the driver does, and holds it to the end.
+    claimed = claim(config) if rank == 0 and os.environ.get(LAUNCHER) != "local" else None
+    run_session(config, world, Path(config.run.dir) / config.run.name)
     if claimed is not None:
-        return Path(claimed)
-    if rank == 0:
-        return claim(config).path
-    return Path(config.run.dir) / config.run.name
+        claimed.release()
+    stop_world()
 
 
 def _leave_last_words(rank: int, message: str, exit_code: int) -> None:

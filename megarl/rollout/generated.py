@@ -55,4 +55,17 @@ class GeneratedRollouts:
         with meter.timed("timing_s/reward"):
             score_groups(groups, self._reward)
         report_lengths(groups, self._plan.params.max_new_tokens, meter)
+        _report_scores(groups, meter)
         return groups
+
+
+def _report_scores(groups: Sequence[Group], meter: Meter) -> None:
+    """The named scores that a reward function gave beside its number: each prompt's mean, then over prompts."""
+    for group in groups:
+        names = {name for sample in group.samples for name in sample.scores}
+        for name in names:
+            values = [sample.scores[name] for sample in group.samples if name in sample.scores]
+            mean = sum(values) / len(values)
+            meter.mean(f"rollout/{name}/mean", mean, 1)
+            meter.max(f"rollout/{name}/max", mean)
+            meter.min(f"rollout/{name}/min", mean)

@@ -130,6 +130,7 @@ class Builder:
         settings = _optimizer(warmup.optimizer, warmup.num_steps, updates_per_step=1)
         return Stage(
             name="warmup",
+            headline=f"Warm-up: {warmup.num_steps} supervised steps on {warmup.batch_size} demonstrations each",
             first_step=1,
             last_step=warmup.num_steps,
             rollouts=DemonstrationRollouts(
@@ -168,6 +169,7 @@ class Builder:
         aggregation = "token-mean" if isinstance(settings, CustomAlgorithm) else settings.loss_aggregation
         return Stage(
             name="main",
+            headline=f"{settings.name}: {config.run.num_steps} steps of {config.samples_per_step} samples",
             first_step=self._warmup_steps + 1,
             last_step=self._warmup_steps + config.run.num_steps,
             rollouts=self._rollouts(fleet),

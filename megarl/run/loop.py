@@ -16,6 +16,7 @@ def train(run: Run) -> None:
     run.recorder.record_opening(opening, world)
     for stage in run.stages:
         stage.begin()
+        run.recorder.announce(stage.headline)
         algorithm = stage.algorithm
         for step in range(stage.first_step, stage.last_step + 1):
             meter = Meter()

@@ -15,7 +15,9 @@ from megarl.metrics.reduce import reduce_to_driver
 from megarl.metrics.throughput import TokenRate, derive
 from megarl.run.stage import Stage
 from megarl.run.summary import History
+from megarl.trackers.ledger import Ledger
 from megarl.trackers.progress_bar import ProgressBar
+from megarl.trackers.to_stdout import ToStdout
 
 
 class Tracker(Protocol):
@@ -31,12 +33,24 @@ class Tracker(Protocol):
 class Recorder:
     """Reduces every step's meter to the driver and records it there. Other ranks only take part in the reduction."""
 
-    def __init__(self, trackers: list[Tracker], progress: ProgressBar, history: History) -> None:
-        self._trackers = trackers
-        self._progress = progress
+    def __init__(self, console: ToStdout | None, ledger: Ledger | None, history: History) -> None:
+        self._console = console
+        trackers: list[Tracker | None] = [console, ledger]
+        self._trackers = [tracker for tracker in trackers if tracker is not None]
+        self._progress = ProgressBar()
         self._history = history
         self._rate = TokenRate()
         self._num_samples = 0.0
+
+    def start(self, num_steps: int) -> None:
+        """Show the progress bar; on the driver only."""
+        if self._console is not None:
+            self._progress.start(num_steps, 0)
+
+    def announce(self, text: str) -> None:
+        """A line for the person at the console; only the driver has one."""
+        if self._console is not None:
+            self._console.write(text)
 
     def record_opening(self, meter: Meter, world: World) -> None:
         """Step 0: the evaluation before training, if there was one. Collective."""

@@ -43,6 +43,8 @@ class Stage:
     """
 
     name: str
+    # one line for the person at the console
+    headline: str
     first_step: int
     last_step: int
     rollouts: Rollouts

@@ -27,7 +27,8 @@ class History:
         for name, value in metrics.items():
             if name.startswith("eval/") and "/score/mean@" in name:
                 self.scores[name.removeprefix("eval/").split("/score/")[0]].append((step, value))
-            if name.startswith("time/") and name.endswith("/total"):
+            # Step 0 is before the clock of the steps starts.
+            if step > 0 and name.startswith("time/") and name.endswith("/total"):
                 self.phase_seconds[name.removeprefix("time/").removesuffix("/total")] += value
         self.wall_seconds += metrics.get("timing_s/step_wall", 0.0)
         num_tokens = metrics.get("perf/total_num_tokens", 0.0)
@@ -55,7 +56,7 @@ def format_summary(history: History, directory: Path, warmup_steps: int) -> str:
         lines.append(f"  warm-up ended with a loss of {history.last_sft_loss:.4f} per token")
     if history.phase_seconds:
         lines.append("  Time per phase (slowest rank)")
-        total = max(sum(history.phase_seconds.values()), history.wall_seconds, 1e-9)
+        total = max(history.wall_seconds, 1e-9)
         width = max(map(len, history.phase_seconds))
         for phase, seconds in sorted(history.phase_seconds.items(), key=lambda item: -item[1]):
             lines.append(f"    {phase:<{width}}  {seconds:8.1f} s  {seconds / total:6.1%}  {_bar(seconds / total)}")

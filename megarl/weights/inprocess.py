@@ -46,7 +46,7 @@ class InProcessTransport:
         for rank, (served, theirs, got) in enumerate(everyone or []):
             if (served, theirs, got) != (version, sent, sent):
                 raise EngineError(
-                    "MRL-5101",
+                    "MRL-5120",
                     f"the engine of rank {rank} reports version {served} and checksum {got:x} after the push of "
                     f"version {version} with checksum {sent:x} (rank {rank} sent {theirs:x}).\n"
                     "Nothing was generated from it.",

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from megarl.config.model_shape import ModelShape
+from megarl.core.device import release_freed_memory
 from megarl.core.errors import EngineError
 from megarl.core.protocols import EnginePart, Generation, GenerationRequest
 from megarl.generation.embedded.decoder import Decoder
@@ -35,11 +36,11 @@ class EmbeddedEngine:
     ) -> None:
         if num_slots < 1 or max_sequence_length < 2:
             raise ValueError(f"num_slots={num_slots} must be at least 1, max_sequence_length={max_sequence_length} 2")
-        device = torch.device(device)
+        self._device = torch.device(device)
         self._shape = shape
         self._num_slots = num_slots
-        self._weights = DecoderWeights(shape, device, dtype)
-        self._pool = KvPool(shape, num_pool_rows(num_slots), max_sequence_length, dtype, device)
+        self._weights = DecoderWeights(shape, self._device, dtype)
+        self._pool = KvPool(shape, num_pool_rows(num_slots), max_sequence_length, dtype, self._device)
         self._decoder = Decoder(shape, self._weights, self._pool)
         self._version = 0
         self._is_loaded = False
@@ -122,11 +123,13 @@ class EmbeddedEngine:
         """Give the part's memory back. Released weights are lost until the next update."""
         if part == "kv_cache":
             self._pool.release()
-            return
-        if self._missing is not None:
+        elif self._missing is not None:
             raise EngineError("MRL-5108", "release('weights'): a weight update is running. End it first.")
-        self._weights.release()
-        self._is_loaded = False
+        else:
+            self._weights.release()
+            self._is_loaded = False
+        # An allocator may keep freed memory for itself, even that of a large tensor.
+        release_freed_memory(self._device)
 
     def resume(self, part: EnginePart) -> None:
         """Take the part's memory again. A part that is not released stays as it is."""
