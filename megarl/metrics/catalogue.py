@@ -126,7 +126,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("experience_pipeline/group_advantages/reward_std/{mean,max,min}", "{mean,max,min}", "reward",
            "The {mean,max,min} over groups of the sample standard deviation (n-1) of the group's rewards."),
     Metric("rollout/{score}/{mean,max,min}", "{mean,max,min}", "score",
-           "{mean,largest,smallest} over prompts of the prompt's mean of a named score that the reward gave"),
+           "The {mean,max,min} over prompts of the prompt's mean of a named score that the reward function gave."),
     Metric("rollout/zero_variance_group_ratio", "mean", "fraction",
            "Share of groups whose rewards are all equal: no advantage."),
     # -- evaluation
