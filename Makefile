@@ -35,3 +35,5 @@ type: setup
 
 bench: setup
 	$(BIN)/python tools/bench/quickstart_speed.py
+	$(BIN)/python tools/bench/generation_speed.py
+	$(BIN)/python tools/bench/offload_memory.py

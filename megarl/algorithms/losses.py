@@ -39,7 +39,8 @@ class PolicyLoss:
         # Outside the mask a log-prob may be anything: the first token of a sequence is nobody's prediction, and a
         # prompt may be so unlikely that k3 overflows. Infinity times weight 0 would be NaN, so all columns are 0 there.
         logprobs = torch.where(micro.loss_mask.bool(), logprobs, 0.0)
-        log_ratio = logprobs - micro.old_logprobs
+        # A ratio past e^20 is beyond every clip; its exponential must not overflow before the clip sees it.
+        log_ratio = (logprobs - micro.old_logprobs).clamp(-20.0, 20.0)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         plain, bounded = -micro.advantages * ratio, -micro.advantages * clipped
@@ -56,7 +57,8 @@ class PolicyLoss:
             kl_loss = (kl_estimate(logprobs, micro.ref_logprobs, self.kl_estimator) * micro.loss_weight).sum()
             total = total + self.kl_coef * kl_loss
             meter.loss("actor/kl_loss", kl_loss.detach())
-            meter.last("actor/kl_coef", self.kl_coef)
+            if self.kl_coef:
+                meter.last("actor/kl_coef", self.kl_coef)
         if self.entropy_coef:
             entropy_bonus = (entropy * micro.loss_weight).sum()
             total = total - self.entropy_coef * entropy_bonus

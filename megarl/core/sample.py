@@ -54,6 +54,8 @@ class Sample:
                 f"a sample's arrays must have one length: {length} tokens, "
                 f"{len(self.loss_mask)} mask, {len(self.rollout_logprobs)} log-probs"
             )
+        if length and self.loss_mask[0]:
+            raise ValueError("the first token of a sample cannot be the policy's: no model predicts it")
 
     @property
     def num_response_tokens(self) -> int:

@@ -20,5 +20,5 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: E
         return difference
     if estimator == "k2":
         return 0.5 * difference.square()
-    # exp(ref - policy) - (ref - policy) - 1
-    return torch.expm1(-difference) + difference
+    # exp(ref - policy) - (ref - policy) - 1; the exponential of a gap past 20 nats would drown every other token
+    return torch.expm1((-difference).clamp(max=20.0)) + difference

@@ -29,7 +29,8 @@ from megarl.models.reference import Reference
 from megarl.rollout.demonstrations import DemonstrationRollouts
 from megarl.rollout.generated import GeneratedRollouts, RolloutPlan
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
-from megarl.run.evaluate import EvalSet, Evaluator, Schedule
+from megarl.run.eval_schedule import Schedule
+from megarl.run.evaluate import EvalSet, Evaluator
 from megarl.run.inputs import Inputs, max_prompt_tokens
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency

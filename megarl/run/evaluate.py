@@ -13,6 +13,7 @@ from megarl.metrics.meter import Meter
 from megarl.rewards.reward import RewardFunction
 from megarl.rewards.score import score_groups
 from megarl.rollout.single_turn import answer_all
+from megarl.run.eval_schedule import Schedule
 from megarl.run.residency import Residency
 from megarl.run.sync import EngineSync
 
@@ -26,26 +27,6 @@ class EvalSet:
     num_samples: int
     params: SamplingParams
     reward: RewardFunction
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """When to evaluate. Step 0 is before training; the last step of a stage always shows what the stage achieved."""
-
-    every: int
-    before_training: bool
-    at_end: bool
-    stage_ends: tuple[int, ...]
-
-    def is_due(self, step: int) -> bool:
-        """Whether to evaluate after ``step``."""
-        if step == 0:
-            return self.before_training
-        if step == self.stage_ends[-1]:
-            return self.at_end
-        main_stage_step = step - (self.stage_ends[-2] if len(self.stage_ends) > 1 else 0)
-        on_schedule = self.every > 0 and main_stage_step > 0 and main_stage_step % self.every == 0
-        return on_schedule or (step in self.stage_ends and self.before_training)
 
 
 class Evaluator:

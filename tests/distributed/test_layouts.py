@@ -82,6 +82,15 @@ def test_packing_changes_nothing(algorithm: str, gang: Any, model_directory: Pat
     assert_same_training(alone, one_rank[algorithm])
 
 
+def test_a_replica_without_sequences_adds_nothing(gang: Any, model_directory: Path) -> None:
+    """One sequence on two replicas: the other one computes a filler, which must not count."""
+    settings = ALGORITHMS["ppo"] | {"num_minibatches": 1}
+    arguments = {"directory": str(model_directory), "algorithm": settings, "num_groups": 1, "group_size": 1}
+    alone = gang(1).run(train_job, **arguments)[0]
+    shared = gang(2).run(train_job, **arguments)
+    assert_same_training(shared[0], alone)
+
+
 def test_training_moves_the_weights(one_rank: dict[str, Any], model_directory: Path) -> None:
     """The comparisons above could not fail if nothing was learned."""
     from safetensors.numpy import load_file

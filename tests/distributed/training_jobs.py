@@ -13,7 +13,7 @@ from megarl.core.sample import Group, Prompt, Sample
 SEED = 7
 
 
-def recorded_groups(num_groups: int = 6, group_size: int = 4, vocab_size: int = 99) -> list[Group]:
+def recorded_groups(num_groups: int, group_size: int = 4, vocab_size: int = 99) -> list[Group]:
     """Rollouts of very uneven lengths with arbitrary rewards; one response is empty of learning (all masked)."""
     generator = np.random.default_rng(3)
     groups = []
@@ -46,6 +46,8 @@ def train_job(
     num_steps: int = 2,
     max_tokens: int = 128,
     offload: bool = False,
+    num_groups: int = 6,
+    group_size: int = 4,
 ) -> dict[str, Any]:
     """``num_steps`` training steps on the same recorded groups: metrics per step (driver) and final weights (all
     ranks).
@@ -79,7 +81,7 @@ def train_job(
         annotators.append(critic)
         learners.insert(0, critic)
     parts = {**policy.parts, **reference.parts, **(critic.parts if critic else {})}
-    groups = recorded_groups(vocab_size=shape.vocab_size) if world.is_driver else []
+    groups = recorded_groups(num_groups, group_size, shape.vocab_size) if world.is_driver else []
     chosen.credit_groups(groups, Meter())
     plan = PackPlan(world.dp.size, settings.num_minibatches, max_tokens, settings.loss_aggregation)
     records, freed = [], []

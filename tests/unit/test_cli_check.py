@@ -31,7 +31,7 @@ def test_check_prints_layout_size_batches_and_phases() -> None:
     assert "410,368 parameters" in text
     assert "2 ranks = tp 1 x pp 1 x dp 2" in text
     assert "32 prompts x 8 = 256 samples" in text
-    assert "minibatches 2 x epochs 1 = 2 per step, 60 in all" in text
+    assert "minibatches 2 x epochs 1 = 2 per step, 80 in all" in text
     assert "actor_train/train_step" in text
     assert "critic/" not in text
 

@@ -38,9 +38,9 @@ def test_the_quickstart_is_the_recipe() -> None:
     config = load_config(QUICKSTART)
     assert config.rollout is not None
     assert config.warmup is not None
-    assert (config.run.num_ranks, config.run.num_steps, config.run.seed) == (2, 30, 0)
+    assert (config.run.num_ranks, config.run.num_steps, config.run.seed) == (2, 40, 0)
     assert (config.rollout.prompts_per_step, config.rollout.group_size, config.rollout.max_new_tokens) == (32, 8, 44)
-    assert (config.actor.optimizer.lr, config.actor.optimizer.min_lr_ratio) == (6e-4, 0.1)
+    assert (config.actor.optimizer.lr, config.actor.optimizer.min_lr_ratio) == (8e-4, 0.1)
     assert (config.warmup.num_steps, config.warmup.batch_size, config.warmup.optimizer.lr) == (200, 64, 5e-3)
     assert config.num_minibatches == 2
     assert config.reward.options == {"after": ":"}

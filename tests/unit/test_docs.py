@@ -226,7 +226,7 @@ def _sample(response: str) -> Sample:
     import numpy as np
 
     return Sample(
-        np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int8), np.zeros(1, dtype=np.float32), "stop", response
+        np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), np.zeros(1, dtype=np.float32), "stop", response
     )
 
 

@@ -129,7 +129,8 @@ def test_every_tensor_is_exported_once(tied: bool, pp_size: int) -> None:
 
 
 def test_names_of_transformer_engine() -> None:
-    """These were read off Megatron-Core 0.16.1 with the Transformer Engine spec; there is no GPU to ask here."""
+    """Transformer Engine fuses each norm into the linear layer behind it, as ``layer_norm_weight``. This is what its
+    source says; there is no GPU here to build such a model on."""
     names = [entry.name for entry in TABLE.parameter_table(shape_of(num_layers=1), 1, 0, fused_norms=True)]
     assert names == [
         "embedding.word_embeddings.weight",

@@ -29,9 +29,10 @@ json_values = st.recursive(
 def samples(draw: st.DrawFn) -> Sample:
     token_ids = draw(ids)
     size = len(token_ids)
+    mask = [0, *draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))][:size]  # nobody predicts a first token
     return Sample(
         token_ids=np.array(token_ids, np.int64),
-        loss_mask=np.array(draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)), np.int8),
+        loss_mask=np.array(mask, np.int8),
         rollout_logprobs=np.array(draw(st.lists(logprobs, min_size=size, max_size=size)), np.float32),
         finish=draw(st.sampled_from(["stop", "length", "abort"])),
         response=draw(text),
@@ -83,7 +84,7 @@ def test_groups_come_back_exactly(steps: dict[int, list[Group]]) -> None:
 
 
 def make_group(prompt_id: str, logprob: float = -0.5) -> Group:
-    sample = Sample(np.ones(1, np.int64), np.ones(1, np.int8), np.full(1, logprob, np.float32), "stop")
+    sample = Sample(np.ones(2, np.int64), np.arange(2, dtype=np.int8), np.full(2, logprob, np.float32), "stop")
     return Group(Prompt(prompt_id, "", np.zeros(1, np.int64)), [sample])
 
 

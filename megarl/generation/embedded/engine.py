@@ -129,7 +129,7 @@ class EmbeddedEngine:
             self._weights.release()
             self._is_loaded = False
         # An allocator may keep freed memory for itself, even that of a large tensor.
-        # release_freed_memory(self._device)
+        release_freed_memory(self._device)
 
     def resume(self, part: EnginePart) -> None:
         """Take the part's memory again. A part that is not released stays as it is."""

@@ -133,5 +133,5 @@ def _kept(weights: torch.Tensor, draw: Draw) -> torch.Tensor:
     wanted = draw.top_ps[:, None] * ranked.sum(dim=-1, keepdim=True)
     # A row without top-p wants all of its mass; rounding of the sums must not cost it its last token.
     inside = (before < wanted) | (draw.top_ps >= 1)[:, None]
-    keep = (ranks < limits) & (inside | (ranks == 0))
+    keep = (ranks < limits) & inside
     return torch.zeros_like(keep).scatter_(1, order, keep)
