@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megarl.config.algorithms import PolicyLossSettings
 from megarl.core.batch import MicroBatch
 from megarl.core.protocols import Statistics
 from megarl.ops.kl import Estimator, kl_estimate
@@ -30,6 +31,18 @@ class PolicyLoss:
     entropy_coef: float
     kl_coef: float
     kl_estimator: Estimator
+
+    @classmethod
+    def of(cls, settings: PolicyLossSettings) -> PolicyLoss:
+        """The loss that a configuration asks for. A KL that the reward pays is not in the loss."""
+        return cls(
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            dual_clip=settings.dual_clip,
+            entropy_coef=settings.entropy_coef,
+            kl_coef=settings.kl.coef if settings.kl.apply_to == "loss" else 0.0,
+            kl_estimator=settings.kl.estimator,
+        )
 
     def __call__(
         self, logprobs: torch.Tensor, entropy: torch.Tensor, micro: MicroBatch, meter: Statistics

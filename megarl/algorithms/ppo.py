@@ -31,14 +31,7 @@ class Ppo:
     def __init__(self, settings: PpoSettings) -> None:
         self._settings = settings
         self._penalty = token_penalty(settings.kl)
-        self._loss = PolicyLoss(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-            entropy_coef=settings.entropy_coef,
-            kl_coef=settings.kl.coef if settings.kl.apply_to == "loss" else 0.0,
-            kl_estimator=settings.kl.estimator,
-        )
+        self._loss = PolicyLoss.of(settings)
 
     @property
     def num_epochs(self) -> int:

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 
 from megarl.core.errors import DataError, MissingInputError
+from megarl.core.excerpt import excerpt
 from megarl.core.sample import Prompt
-from megarl.data.excerpt import excerpt
 from megarl.data.tokenizer import Tokenizer
 
 BadRows = Literal["error", "skip"]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from megarl.core.errors import DataError, MissingInputError
+from megarl.core.excerpt import excerpt
 from megarl.core.sample import Group, Prompt, Sample
-from megarl.data.excerpt import excerpt
 
 
 def write_groups(path: Path, step: int, groups: Sequence[Group]) -> None:

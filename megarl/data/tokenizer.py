@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from megarl.core.errors import ConfigError, DataError, MissingInputError
-from megarl.data.excerpt import excerpt
+from megarl.core.excerpt import excerpt
 
 CHARACTERS = " 0123456789+-*=:?#,.abcdefghijklmnopqrstuvwxyz"
 CHARACTERS_VOCAB_SIZE = 64

@@ -67,18 +67,22 @@ def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | Non
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
     """Block until all ranks are done or one failed; the number of the first that failed."""
-    with selectors.DefaultSelector() as selector:
-        for number, process in enumerate(ranks):
-            # a process descriptor becomes readable when its process ends
-            selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, number)
-        while selector.get_map():
-            for key, _ in selector.select():
-                number = key.data
-                selector.unregister(key.fd)
-                os.close(key.fd)
-                if ranks[number].wait() != EXIT_OK:
-                    return int(number)
-    return None
+    # a process descriptor becomes readable when its process ends
+    descriptors = {os.pidfd_open(process.pid): number for number, process in enumerate(ranks)}
+    try:
+        with selectors.DefaultSelector() as selector:
+            for descriptor in descriptors:
+                selector.register(descriptor, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    selector.unregister(key.fd)
+                    number = descriptors[key.fd]
+                    if ranks[number].wait() != EXIT_OK:
+                        return number
+        return None
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:

@@ -16,10 +16,9 @@ from pathlib import PurePath
 from typing import Any
 
 from megarl.core.errors import DataError, MegarlError
+from megarl.core.excerpt import excerpt
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.reward import Reward, RewardFunction
-
-_MAX_SHOWN = 80
 
 
 def score_groups(groups: Sequence[Group], reward: RewardFunction, max_concurrency: int = 256) -> None:
@@ -129,12 +128,11 @@ def _wrong(reward: RewardFunction, prompt: Prompt, what: str, got: Any, expected
 
 
 def _shown(value: Any) -> str:
-    """A foreign value on one line of at most 80 characters, with everything unprintable escaped."""
+    """A foreign value, however it behaves, as a short and harmless text."""
+    if isinstance(value, str):
+        return excerpt(value)
     try:
-        text = value if isinstance(value, str) else repr(value)
+        text = repr(value)
     except Exception:  # a user's __repr__ may fail in any way
         text = "an object that cannot be shown"
-    # repr of a string escapes control characters; a value that is no string gets the same without the quotes.
-    escaped = repr(text[:_MAX_SHOWN])
-    escaped = escaped if isinstance(value, str) else escaped[1:-1]
-    return escaped if len(escaped) <= _MAX_SHOWN else escaped[: _MAX_SHOWN - 1] + "…"
+    return excerpt(text)[1:-1]
