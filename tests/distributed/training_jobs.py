@@ -13,7 +13,7 @@ from megarl.core.sample import Group, Prompt, Sample
 SEED = 7
 
 
-def recorded_groups(num_groups: int, group_size: int = 4, vocab_size: int = 99) -> list[Group]:
+def recorded_groups(num_groups: int = 6, group_size: int = 4, vocab_size: int = 99) -> list[Group]:
     """Rollouts of very uneven lengths with arbitrary rewards; one response is empty of learning (all masked)."""
     generator = np.random.default_rng(3)
     groups = []
