@@ -1,5 +1,5 @@
 """A layout changes nothing beyond float noise: two training steps from the same recorded rollouts, on 1 rank, TP2,
-PP2 and DP2, packed densely and one sequence at a time."""
+PP2, DP2 and their pairs on 4 ranks, packed densely and one sequence at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from tests.distributed.tiny_models import tiny_model
 from tests.distributed.training_jobs import train_job
 
-LAYOUTS = {"tp2": (2, 1), "pp2": (1, 2), "dp2": (1, 1)}
+# name: (ranks, tp_size, pp_size); the remaining ranks are data-parallel
+LAYOUTS = {
+    "tp2": (2, 2, 1),
+    "pp2": (2, 1, 2),
+    "dp2": (2, 1, 1),
+    "tp2 pp2": (4, 2, 2),
+    "tp2 dp2": (4, 2, 1),
+    "pp2 dp2": (4, 1, 2),
+}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {
         "name": "grpo",
@@ -68,11 +76,14 @@ def assert_same_training(result: dict[str, Any], expected: dict[str, Any]) -> No
 def test_layouts_train_alike(
     algorithm: str, layout: str, gang: Any, model_directory: Path, one_rank: dict[str, Any]
 ) -> None:
-    tp_size, pp_size = LAYOUTS[layout]
-    results = gang(2).run(train_job, tp_size, pp_size, directory=str(model_directory), algorithm=ALGORITHMS[algorithm])
+    num_ranks, tp_size, pp_size = LAYOUTS[layout]
+    results = gang(num_ranks).run(
+        train_job, tp_size, pp_size, directory=str(model_directory), algorithm=ALGORITHMS[algorithm]
+    )
     assert_same_training(results[0], one_rank[algorithm])
     for name, tensor in results[0]["weights"].items():
-        assert np.array_equal(tensor, results[1]["weights"][name]), f"ranks disagree about {name}"
+        for other in results[1:]:
+            assert np.array_equal(tensor, other["weights"][name]), f"ranks disagree about {name}"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
