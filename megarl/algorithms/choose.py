@@ -10,7 +10,8 @@ from megarl.core.errors import ConfigError
 from megarl.core.importing import import_callable
 from megarl.core.protocols import Algorithm
 
-_VERBS = ("credit_groups", "credit_tokens", "policy_loss", "value_loss", "num_epochs")
+# value_loss is for algorithms with a critic, and only ppo has one.
+_VERBS = ("credit_groups", "credit_tokens", "policy_loss", "num_epochs")
 
 
 def build_algorithm(settings: GrpoSettings | PpoSettings | SftSettings | CustomAlgorithm) -> Algorithm:
@@ -24,8 +25,10 @@ def build_algorithm(settings: GrpoSettings | PpoSettings | SftSettings | CustomA
     made = import_callable(settings.name, "algorithm.name")
     try:
         algorithm: Algorithm = made(**settings.options)
-    except TypeError as error:
-        raise ConfigError("MRL-1304", f"algorithm.name={settings.name!r}: {error}.") from error
+    except Exception as error:  # a user's class may fail in any way
+        raise ConfigError(
+            "MRL-1304", f"algorithm.name={settings.name!r} cannot be built: {type(error).__name__}: {error}."
+        ) from error
     missing = [verb for verb in _VERBS if not hasattr(algorithm, verb)]
     if missing:
         raise ConfigError(

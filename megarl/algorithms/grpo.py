@@ -7,7 +7,9 @@ A sample's advantage is its reward compared with the other samples of the same p
 with the sample standard deviation, as in the paper's code; every token of the sample gets the same advantage. There
 is no critic. Departures from the paper: the KL to the reference model may be left out (coefficient 0) and the loss is
 averaged as ``loss_aggregation`` says, by default over all tokens of the mini-batch rather than per sequence. Dividing
-by the standard deviation can be turned off ("Dr. GRPO", Liu et al., 2025).
+by the standard deviation can be turned off ("Dr. GRPO", Liu et al., 2025). A KL that the reward pays (``kl.apply_to:
+reward``) is taken from each token's advantage, in units of the normalised advantage: log-probs are known only after
+groups were compared.
 """
 
 from __future__ import annotations

@@ -26,6 +26,14 @@ def model_shape(config: RunConfig) -> ModelShape:
     return shape_from_hf(config.model.config or {}, "model.config")
 
 
+def max_sequence_length(config: RunConfig) -> int:
+    """Tokens that a prompt and its response may have together."""
+    positions = model_shape(config).max_positions
+    if config.rollout is None:
+        return positions
+    return min(positions, config.rollout.max_prompt_tokens + config.rollout.max_new_tokens)
+
+
 def check_layout(config: RunConfig) -> list[Problem]:
     """Everything that does not divide or does not fit. A model whose shape cannot be read is left out of it."""
     try:

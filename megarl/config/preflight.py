@@ -12,10 +12,18 @@ from megarl.core.errors import MissingInputError
 
 def require_inputs(config: RunConfig) -> None:
     """Raise one `MissingInputError` that names everything missing. Relative paths start at the working directory."""
-    missing = [*_tokenizer(config), *_data(config)]
+    missing = [*_weights(config), *_tokenizer(config), *_data(config)]
     if missing:
         code = missing[0].partition(" ")[0]
         raise MissingInputError(code, "\n".join(missing).removeprefix(f"{code} "))
+
+
+def _weights(config: RunConfig) -> Iterator[str]:
+    if config.model.path is None:
+        return
+    names = ("model.safetensors", "model.safetensors.index.json")
+    if not any(_is_file(Path(config.model.path) / name) for name in names):
+        yield f"MRL-4002 model.path={show(config.model.path)}: there is no {names[0]} and no {names[1]} in it."
 
 
 def _tokenizer(config: RunConfig) -> Iterator[str]:

@@ -42,6 +42,7 @@ CODES: dict[str, str] = {
     "MRL-4001": "The model directory has no `config.json`.",
     "MRL-4010": "The configuration file is missing or cannot be read.",
     "MRL-4011": "The file that `extends` names is missing or cannot be read.",
+    "MRL-4002": "The model directory has no safetensors weights.",
     "MRL-4101": "The tokenizer directory has no `tokenizer.json`.",
     "MRL-4102": "A data file is missing.",
     "MRL-9001": "An internal error: please report it.",

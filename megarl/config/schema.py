@@ -181,6 +181,13 @@ class RolloutSettings(Section):
         le=_MANY,
         elsewhere="max_tokens response_length max_response_length max_completion_length max_length",
     )
+    max_prompt_tokens: int = setting(
+        1024,
+        "Longest prompt that is accepted. With max_new_tokens it sizes the engine's memory.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_prompt_length prompt_length",
+    )
     temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
     top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)
     top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0: off.", ge=0, le=_MANY)

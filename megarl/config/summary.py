@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megarl.config.algorithms import PolicyLossSettings, PpoSettings
-from megarl.config.layout import model_shape
+from megarl.config.layout import max_sequence_length, model_shape
 from megarl.config.model_shape import ModelShape
 from megarl.config.phases import on_device, phases, residents
 from megarl.config.problems import show
@@ -94,9 +94,19 @@ def _batch(config: RunConfig) -> str:
             f"minibatches {config.num_minibatches} x epochs {num_epochs} = {updates} per step, "
             f"{updates * config.run.num_steps:,} in all",
         ),
+        *_generation(config),
         ("microbatch", f"at most {config.actor.max_tokens_per_microbatch:,} tokens per rank"),
     ]
     return "Batch\n" + _table(rows)
+
+
+def _generation(config: RunConfig) -> list[tuple[str, str]]:
+    if config.rollout is None:
+        return []
+    shape, length, slots = model_shape(config), max_sequence_length(config), config.generation.num_slots
+    num_bytes = 4 * slots * length * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    text = f"{slots} sequences of at most {length:,} tokens at once per rank, KV cache {num_bytes / 2**20:,.0f} MiB"
+    return [("generation", text)]
 
 
 def _phases(config: RunConfig) -> str:

@@ -7,9 +7,11 @@ really release what they moved. The CUDA side has not been run on a GPU yet.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import torch
@@ -61,14 +63,22 @@ def process_memory() -> tuple[float, float]:
     return info.rss / GIB, info.vms / GIB
 
 
-def device_memory(device: torch.device) -> tuple[float, float]:
-    """(allocated, reserved) peaks in GiB since the last call on CUDA; on CPU the resident set, twice."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Start a new peak: of the caching allocator on CUDA, of the resident set on CPU."""
     if device.type == "cuda":
-        peaks = torch.cuda.max_memory_allocated(device) / GIB, torch.cuda.max_memory_reserved(device) / GIB
         torch.cuda.reset_peak_memory_stats(device)
-        return peaks
-    rss, _ = process_memory()
-    return rss, rss
+        return
+    with contextlib.suppress(OSError):  # a kernel that refuses leaves the peak of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(device: torch.device) -> tuple[float, float]:
+    """(allocated, reserved) peaks in GiB since `reset_peak_memory`; on CPU the kernel's high-water mark, twice."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB, torch.cuda.max_memory_reserved(device) / GIB
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    return kilobytes * 1024 / GIB, kilobytes * 1024 / GIB
 
 
 class OffloadedStorage:

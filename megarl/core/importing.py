@@ -16,7 +16,7 @@ def import_callable(path: str, where: str) -> Callable[..., Any]:
         raise ConfigError("MRL-1301", f'{where}={path!r} is not an import path. Write "package.module:name".')
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may fail in any way; all are the user's to mend
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way; all are the user's to mend
         raise ConfigError(
             "MRL-1302", f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error})."
         ) from error

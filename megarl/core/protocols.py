@@ -148,13 +148,6 @@ class Annotator(Protocol):
         """Fill the model's columns of the batch. Collective."""
 
 
-class Learner(Protocol):
-    """A model that learns from the batch."""
-
-    train_phase: str
-    update_timer: str
-
-
 class OffloadPart(Protocol):
     """Something that takes device memory and can leave it."""
 

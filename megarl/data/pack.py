@@ -12,17 +12,17 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from megarl.config.algorithms import LossAggregation
 from megarl.core.batch import MicroBatch, MiniBatch, TrainBatch
 from megarl.core.sample import Group, Sample
 
-LossAggregation = Literal["token-mean", "sequence-mean-token-sum", "sequence-mean-token-mean"]
-_AGGREGATIONS = ("token-mean", "sequence-mean-token-sum", "sequence-mean-token-mean")
+_AGGREGATIONS = get_args(LossAggregation)
 
 FILLER = -1
 

@@ -38,11 +38,16 @@ class EmbeddedFleet:
 
 
 def deal(requests: Sequence[GenerationRequest], num_engines: int) -> list[list[int]]:
-    """Which requests each engine serves. Requests that follow each other with one prompt (a group) stay together, so
-    that the prompt is prefilled once; groups go to the engine with the fewest requests."""
+    """Which requests each engine serves.
+
+    Requests that follow each other with one prompt (a group) stay together, so that the prompt is prefilled once, up to
+    an engine's fair share; groups go to the engine with the fewest requests.
+    """
+    fair_share = -(-len(requests) // num_engines)
     groups: list[list[int]] = []
     for i, request in enumerate(requests):
-        if i and request.token_ids.tobytes() == requests[i - 1].token_ids.tobytes():
+        same_prompt = i and request.token_ids.tobytes() == requests[i - 1].token_ids.tobytes()
+        if same_prompt and len(groups[-1]) < fair_share:
             groups[-1].append(i)
         else:
             groups.append([i])

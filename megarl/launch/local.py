@@ -18,14 +18,18 @@ from megarl.run.directory import RunDirectory
 
 # How a rank learns that this process started it, and where to leave its last words.
 LAUNCHER = "MEGARL_LAUNCHER"
+LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
 LAST_WORDS = "MEGARL_LAST_WORDS"
 INIT_METHOD = "MEGARL_INIT_METHOD"
 
+EXIT_TERMINATED = 128 + signal.SIGTERM
 _SECONDS_TO_LEAVE = 5.0
 
 
 def run_ranks(num_ranks: int, directory: RunDirectory) -> int:
     """Run all ranks to the end. The first failure ends the others and decides the exit code."""
+    # A polite request to stop must not skip the tidying up below.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     with tempfile.TemporaryDirectory(prefix="megarl-") as meeting_place:
         ranks = [_start(rank, num_ranks, directory, Path(meeting_place)) for rank in range(num_ranks)]
         try:
@@ -43,6 +47,7 @@ def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Pa
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
         LAUNCHER: "local",
+        LAUNCHER_PID: str(os.getpid()),
         LAST_WORDS: str(meeting_place / f"last_words_{rank}.json"),
         INIT_METHOD: f"file://{meeting_place}/store",
         "RANK": str(rank),
@@ -102,8 +107,9 @@ def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
 def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirectory) -> int:
     """One voice: the failure that explains the others, told once."""
     explained = _last_words(meeting_place)
-    if explained is not None:
-        rank, message, code = explained
+    # A rank that the kernel killed says nothing; what its neighbours say is only that it is gone.
+    if explained is not None and not (returncode < 0 and explained[1] == EXIT_INTERNAL):
+        message, code = explained
         sys.stderr.write(f"{message}\n")
         return code
     if returncode < 0:
@@ -114,7 +120,7 @@ def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirec
     return EXIT_INTERNAL
 
 
-def _last_words(meeting_place: Path) -> tuple[int, str, int] | None:
+def _last_words(meeting_place: Path) -> tuple[str, int] | None:
     """What the ranks said before they failed: a mistake of the user's before an internal error, else who spoke first.
 
     When one rank fails, its neighbours fail a moment later with broken sockets; those are internal errors.
@@ -126,4 +132,4 @@ def _last_words(meeting_place: Path) -> tuple[int, str, int] | None:
     if not spoken:
         return None
     words = min(spoken, key=lambda entry: entry[:2])[2]
-    return words["rank"], words["message"], words["exit_code"]
+    return words["message"], words["exit_code"]

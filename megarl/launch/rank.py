@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError
-from megarl.launch.local import INIT_METHOD, LAST_WORDS, LAUNCHER
+from megarl.launch.local import INIT_METHOD, LAST_WORDS, LAUNCHER, LAUNCHER_PID
 from megarl.run.directory import claim
 
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +27,8 @@ def run_launched_rank(config: RunConfig, size: int) -> int:
     if os.environ.get(LAUNCHER) == "local":
         # Should megarl itself be killed, its ranks must not live on.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ[LAUNCHER_PID]):  # it was killed before we asked to be told
+            os._exit(EXIT_INTERNAL)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     # Megatron and torch warn about missing GPU packages and future deprecations; none is the user's to mend.
     warnings.filterwarnings("ignore")
@@ -36,7 +38,7 @@ def run_launched_rank(config: RunConfig, size: int) -> int:
     except MegarlError as error:
         _leave_last_words(rank, str(error), error.exit_code)
         code = error.exit_code
-    except Exception as error:
+    except BaseException as error:
         trace = _write_trace(config, rank)
         message = f"MRL-9001 internal error in rank {rank}: {type(error).__name__}: {error}\nFull trace: {trace}"
         _leave_last_words(rank, message, EXIT_INTERNAL)
@@ -59,8 +61,9 @@ def _train(config: RunConfig, rank: int, size: int) -> None:
     rendezvous = Rendezvous(rank, size, local_rank, os.environ.get(INIT_METHOD, "env://"))
     world = start_world(rendezvous, config.run.device, parallel.tp_size, parallel.pp_size)
     # The local launcher claimed the run directory; under any other launcher the driver does, and holds it to the end.
-    claimed = claim(config) if rank == 0 and os.environ.get(LAUNCHER) != "local" else None
-    run_session(config, world, Path(config.run.dir) / config.run.name)
+    is_local = os.environ.get(LAUNCHER) == "local"
+    claimed = claim(config) if rank == 0 and not is_local else None
+    run_session(config, world, Path(config.run.dir) / config.run.name, inputs_checked=is_local)
     if claimed is not None:
         claimed.release()
     stop_world()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from megarl.config.algorithms import CustomAlgorithm
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.launch.local import run_ranks
@@ -12,6 +13,9 @@ from megarl.run.directory import claim
 
 def start_training(config: RunConfig) -> int:
     """Train to the end; returns the exit code."""
+    if config.run.device == "cpu":
+        # Before anything imports torch: Megatron must not find a GPU that the run shall not use.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from megarl.launch.rank import run_launched_rank
 
@@ -20,6 +24,10 @@ def start_training(config: RunConfig) -> int:
     from megarl.run.inputs import open_inputs
 
     open_inputs(config, with_prompts=True)
+    if isinstance(config.algorithm, CustomAlgorithm):
+        from megarl.algorithms.choose import build_algorithm
+
+        build_algorithm(config.algorithm)
     directory = claim(config)
     try:
         return run_ranks(config.run.num_ranks, directory)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +56,7 @@ def safetensors_weights(directory: Path) -> WeightSource:
             raise DataError(
                 "MRL-2201", f"model.path={str(directory)!r} has no tensor {name!r}; its config.json promises it."
             )
-        with safe_open(files[name], framework="pt") as file:
+        with _opened(files[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise DataError(
@@ -68,18 +70,29 @@ def safetensors_weights(directory: Path) -> WeightSource:
 def _file_of_tensor(directory: Path) -> dict[str, Path]:
     index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if index.is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: directory / Path(file).name for name, file in weight_map.items()}
-    if not single.is_file():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            # only names inside the directory: an index must not point anywhere else
+            return {name: directory / Path(file).name for name, file in weight_map.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError("MRL-2203", f"{index}: not an index of safetensors files ({error!r}).") from error
+    with _opened(single) as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    if not path.is_file():
         raise MissingInputError(
             "MRL-4002",
-            f"model.path={str(directory)!r}: there is no model.safetensors and no model.safetensors.index.json.",
+            f"model.path={str(path.parent)!r}: there is no {path.name} in it.\n"
+            "Weights are read from model.safetensors, or from the files that model.safetensors.index.json names.",
         )
     try:
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single)
+        with safe_open(path, framework="pt") as file:
+            yield file
     except SafetensorError as error:
-        raise DataError("MRL-2203", f"{single}: not a safetensors file ({error}).") from error
+        raise DataError("MRL-2203", f"{path}: damaged or not a safetensors file ({error}).") from error
 
 
 @torch.no_grad()

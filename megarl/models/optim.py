@@ -81,14 +81,13 @@ class Trainable:
         self.settings = settings
         self.num_updates_done = 0
         self._optimizer = get_megatron_optimizer(self._config(), [self.ddp], use_gloo_process_groups=False)
-        self._use_fused_adam()
+        self._configure_groups()
 
     def restart(self, settings: OptimizerSettings) -> None:
         """Begin a new stage of training: the weights stay, moments and schedule start afresh."""
         self.settings = settings
         self.num_updates_done = 0
-        for group in self._torch_param_groups():
-            group.update(betas=(settings.beta1, settings.beta2), eps=settings.eps, weight_decay=settings.weight_decay)
+        self._configure_groups()
         for state in self.moments():
             state.clear()
 
@@ -146,11 +145,18 @@ class Trainable:
             use_distributed_optimizer=True,
         )
 
-    def _use_fused_adam(self) -> None:
-        """torch's own AdamW (used where neither TE nor Apex is installed) has a fused kernel on every platform."""
+    def _configure_groups(self) -> None:
+        """AdamW's settings, group by group.
+
+        Megatron gives norms and biases a group of their own with ``wd_mult`` 0, which only its scheduler would heed.
+        torch's own AdamW (used where neither TE nor Apex is installed) has a fused kernel on every platform.
+        """
+        settings = self.settings
         for optimizer in self._torch_optimizers():
-            if type(optimizer) is torch.optim.AdamW:
-                for group in optimizer.param_groups:
+            for group in optimizer.param_groups:
+                group.update(betas=(settings.beta1, settings.beta2), eps=settings.eps)
+                group["weight_decay"] = settings.weight_decay * group.get("wd_mult", 1.0)
+                if type(optimizer) is torch.optim.AdamW:
                     group["fused"] = True
 
     def _torch_optimizers(self) -> list[torch.optim.Optimizer]:

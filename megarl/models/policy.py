@@ -28,8 +28,6 @@ class Policy:
     def __init__(self, model: LanguageModel, world: World, settings: OptimizerSettings, temperature: float) -> None:
         self._model = model
         self._world = world
-        # Log-probs are those of the distribution that tokens are drawn from, so sampling temperature is part of the
-        # model.
         self._temperature = temperature
         self._trainable = Trainable(model.module, settings)
         self._updater = Updater(self._trainable, world, "actor")
@@ -44,8 +42,13 @@ class Policy:
         """The model that is being trained."""
         return self._model
 
-    def begin_stage(self, settings: OptimizerSettings) -> None:
-        """Keep the weights, start the optimizer afresh."""
+    def begin_stage(self, settings: OptimizerSettings, temperature: float) -> None:
+        """Keep the weights, start the optimizer afresh.
+
+        Log-probs are those of the distribution that the stage's tokens come from, so its temperature is part of the
+        model; demonstrations have none.
+        """
+        self._temperature = temperature
         self._trainable.restart(settings)
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import math
 import numbers
+import re
 import traceback
 from collections.abc import Awaitable, Sequence
 from pathlib import PurePath
@@ -19,6 +20,9 @@ from megarl.core.errors import DataError, MegarlError
 from megarl.core.excerpt import excerpt
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.reward import Reward, RewardFunction
+
+# A name becomes a part of a metric's name, on the console too.
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
 def score_groups(groups: Sequence[Group], reward: RewardFunction, max_concurrency: int = 256) -> None:
@@ -98,8 +102,8 @@ def _checked(reward: RewardFunction, prompt: Prompt, result: Any) -> Reward:
     if not isinstance(result, Reward):
         return Reward(_number(reward, prompt, "returned", result))
     scores = result.scores
-    if not isinstance(scores, dict) or not all(isinstance(name, str) for name in scores):
-        raise _wrong(reward, prompt, "returned scores", scores, "a dict of numbers by name")
+    if not isinstance(scores, dict) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in scores):
+        raise _wrong(reward, prompt, "returned scores", scores, "numbers by name, of letters, digits, '.', '_' and '-'")
     return Reward(
         _number(reward, prompt, "returned Reward.value", result.value),
         {name: _number(reward, prompt, f"returned score {_shown(name)}", score) for name, score in scores.items()},

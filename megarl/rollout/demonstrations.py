@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megarl.core.errors import DataError
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.meter import Meter
@@ -18,10 +19,11 @@ class DemonstrationRollouts:
 
     phase = "data/read_demonstrations"
 
-    def __init__(self, prompts: PromptStream, tokenizer: Tokenizer, batch_size: int) -> None:
+    def __init__(self, prompts: PromptStream, tokenizer: Tokenizer, batch_size: int, max_tokens: int) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._batch_size = batch_size
+        self._max_tokens = max_tokens
 
     @property
     def epoch(self) -> int:
@@ -39,6 +41,12 @@ class DemonstrationRollouts:
         assert prompt.demonstration is not None, "checked when the data was opened"
         response = np.append(self._tokenizer.encode(prompt.demonstration), self._tokenizer.eos_token_id)
         num_prompt = len(prompt.token_ids)
+        if num_prompt + len(response) > self._max_tokens:
+            raise DataError(
+                "MRL-2402",
+                f"prompt {prompt.id!r} and its demonstration have {num_prompt + len(response)} tokens; "
+                f"the model has {self._max_tokens} positions.",
+            )
         return Sample(
             token_ids=np.concatenate([prompt.token_ids, response]),
             loss_mask=np.repeat(np.array([0, 1], dtype=np.int8), [num_prompt, len(response)]),

@@ -28,7 +28,7 @@ def require_room(prompt: Prompt, max_prompt_tokens: int) -> None:
         raise DataError(
             "MRL-2401",
             f"prompt {prompt.id!r} has {num_tokens} tokens; at most {max_prompt_tokens} leave room for the answer.\n"
-            "Remove it, lower rollout.max_new_tokens, or use a model with more positions.",
+            "Remove it, or change rollout.max_prompt_tokens, rollout.max_new_tokens or the model.",
         )
 
 

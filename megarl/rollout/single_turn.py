@@ -32,7 +32,7 @@ def answer_all(
         for column in range(num_samples)
     ]
     generations = fleet.generate(requests, meter)
-    pairs = list(zip(requests, generations, strict=False))
+    pairs = list(zip(requests, generations, strict=True))
     return [
         Group(prompt, [_sample(*pair, tokenizer) for pair in pairs[row * num_samples : (row + 1) * num_samples]])
         for row, prompt in enumerate(prompts)

@@ -9,10 +9,11 @@ from pathlib import Path
 from megarl.algorithms.choose import build_algorithm
 from megarl.algorithms.sft import Sft
 from megarl.config import schema
-from megarl.config.algorithms import CustomAlgorithm, LossAggregation, PolicyLossSettings, PpoSettings, SftSettings
-from megarl.config.layout import model_shape
+from megarl.config.algorithms import CustomAlgorithm, LossAggregation, PpoSettings, SftSettings
+from megarl.config.layout import max_sequence_length, model_shape
 from megarl.config.model_shape import ModelShape
 from megarl.config.phases import leaves_device, phases
+from megarl.core.device import training_dtype
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
 from megarl.core.seeding import derive_seed
 from megarl.core.world import World
@@ -30,13 +31,16 @@ from megarl.rollout.demonstrations import DemonstrationRollouts
 from megarl.rollout.generated import GeneratedRollouts, RolloutPlan
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
 from megarl.run.eval_schedule import Schedule
-from megarl.run.evaluate import EvalSet, Evaluator
+from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
 from megarl.run.inputs import Inputs, max_prompt_tokens
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
 from megarl.run.stage import LearningModel, Stage
 from megarl.run.sync import EngineSync, keep_engines
 from megarl.weights.inprocess import InProcessTransport
+
+ENGINES = {"embedded": EmbeddedEngine}
+TRANSPORTS = {"auto": InProcessTransport, "inprocess": InProcessTransport}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,16 @@ class Run:
     world: World
     stages: Sequence[Stage]
     residency: Residency
-    evaluator: Evaluator
+    evaluator: Evaluator | NoEvaluation
     recorder: Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a run that samples needs: engines, and weights in them."""
+
+    fleet: EmbeddedFleet
+    sync: EngineSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +81,47 @@ class Builder:
         self._recorder = recorder
         self._shape: ModelShape = model_shape(config)
         self._warmup_steps = config.warmup.num_steps if config.warmup else 0
+        self._temperature = config.rollout.temperature if config.rollout else 1.0
+        self._algorithm = build_algorithm(config.algorithm)
 
     def build(self) -> Run:
         """The run, with all models on the device and random or loaded weights in them."""
         models = self._models()
-        engine = EmbeddedEngine(
-            self._shape, self._config.generation.num_slots, self._max_sequence_length(), self._world.device
-        )
+        engine = self._engine() if self._config.rollout else None
         residency = self._residency(models, engine)
-        fleet = EmbeddedFleet(engine, self._world)
-        sync = EngineSync(InProcessTransport(models.policy.export, engine, self._world), residency)
+        generation = self._generation(models, engine, residency) if engine else None
         stages = [self._warmup_stage(models)] if self._config.warmup else []
-        stages.append(self._main_stage(models, fleet, sync, residency))
-        evaluator = self._evaluator(fleet, sync, residency, tuple(stage.last_step for stage in stages))
+        stages.append(self._main_stage(models, generation, residency))
+        ends = tuple(stage.last_step for stage in stages)
+        evaluator = self._evaluator(generation, residency, ends) if generation else NoEvaluation()
         return Run(self._world, stages, residency, evaluator, self._recorder)
 
-    def _max_sequence_length(self) -> int:
-        return self._shape.max_positions
+    def _engine(self) -> EmbeddedEngine:
+        generation, device = self._config.generation, self._world.device
+        length = max_sequence_length(self._config)
+        return ENGINES[generation.engine](self._shape, generation.num_slots, length, device, training_dtype(device))
+
+    def _generation(self, models: Models, engine: EmbeddedEngine, residency: Residency) -> Generation:
+        transport = TRANSPORTS[self._config.weights.transport](models.policy.export, engine, self._world)
+        return Generation(EmbeddedFleet(engine, self._world), EngineSync(transport, residency))
 
     def _models(self) -> Models:
         config, world = self._config, self._world
         path = Path(config.model.path) if config.model.path else None
         source = initial_weights(self._shape, path, config.run.seed)
-        temperature = config.rollout.temperature if config.rollout else 1.0
-        policy = Policy(LanguageModel(self._shape, world, source), world, self._actor_optimizer(), temperature)
+        policy = Policy(LanguageModel(self._shape, world, source), world, self._actor_optimizer(), self._temperature)
         critic = reference = None
         if config.uses_critic:
             critic = Critic(build_value_module(self._shape, world, source), world, self._critic_optimizer())
         if config.uses_reference:
-            reference = Reference(LanguageModel(self._shape, world, source), world, temperature)
+            reference = Reference(LanguageModel(self._shape, world, source), world, self._temperature)
         return Models(policy, critic, reference)
 
-    def _residency(self, models: Models, engine: EmbeddedEngine) -> Residency:
+    def _residency(self, models: Models, engine: EmbeddedEngine | None) -> Residency:
         config = self._config
         parts: dict[str, OffloadPart] = {
-            "engine.weights": EngineMemory(engine, "weights"),
-            "engine.kv_cache": EngineMemory(engine, "kv_cache"),
+            **({"engine.weights": EngineMemory(engine, "weights")} if engine else {}),
+            **({"engine.kv_cache": EngineMemory(engine, "kv_cache")} if engine else {}),
             **models.policy.parts,
             **(models.critic.parts if models.critic else {}),
             **(models.reference.parts if models.reference else {}),
@@ -135,17 +152,20 @@ class Builder:
             first_step=1,
             last_step=warmup.num_steps,
             rollouts=DemonstrationRollouts(
-                self._prompts("warm-up demonstrations"), self._inputs.tokenizer, warmup.batch_size
+                self._prompts("warm-up demonstrations"),
+                self._inputs.tokenizer,
+                warmup.batch_size,
+                self._shape.max_positions,
             ),
             algorithm=Sft(),
             annotators=[],
             learners=lambda _: [models.policy],
             plan=self._plan(1, "token-mean"),
-            begin=lambda: models.policy.begin_stage(settings),
+            begin=lambda: models.policy.begin_stage(settings, 1.0),
             refresh_engines=keep_engines,
         )
 
-    def _main_stage(self, models: Models, fleet: EmbeddedFleet, sync: EngineSync, residency: Residency) -> Stage:
+    def _main_stage(self, models: Models, generation: Generation | None, residency: Residency) -> Stage:
         config = self._config
         supervised = isinstance(config.algorithm, SftSettings)
         known: list[Annotator | None] = [models.reference, None if supervised else models.policy, models.critic]
@@ -158,8 +178,8 @@ class Builder:
             return critics if step <= critic_only_until else [*critics, models.policy]
 
         def begin() -> None:
-            residency.onload_everything()
-            models.policy.begin_stage(self._actor_optimizer())
+            residency.onload(("actor.weights", "critic.weights", "critic.optimizer", "reference.weights"))
+            models.policy.begin_stage(self._actor_optimizer(), 1.0 if supervised else self._temperature)
             if models.reference is not None:
                 copy_weights(models.policy.model.module, models.reference.model.module)
             if models.critic is not None:
@@ -173,28 +193,34 @@ class Builder:
             headline=f"{settings.name}: {config.run.num_steps} steps of {config.samples_per_step} samples",
             first_step=self._warmup_steps + 1,
             last_step=self._warmup_steps + config.run.num_steps,
-            rollouts=self._rollouts(fleet),
-            algorithm=build_algorithm(settings),
+            rollouts=self._rollouts(generation),
+            algorithm=self._algorithm,
             annotators=[annotator for annotator in known if annotator is not None],
             learners=learners,
             plan=self._plan(config.num_minibatches, aggregation),
             begin=begin,
-            refresh_engines=keep_engines if supervised else sync.refresh,
+            refresh_engines=keep_engines if supervised or generation is None else generation.sync.refresh,
         )
 
-    def _rollouts(self, fleet: EmbeddedFleet) -> GeneratedRollouts | DemonstrationRollouts:
+    def _rollouts(self, generation: Generation | None) -> GeneratedRollouts | DemonstrationRollouts:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
-            return DemonstrationRollouts(self._prompts("demonstrations"), inputs.tokenizer, config.algorithm.batch_size)
+            return DemonstrationRollouts(
+                self._prompts("demonstrations"),
+                inputs.tokenizer,
+                config.algorithm.batch_size,
+                self._shape.max_positions,
+            )
         rollout = config.rollout
         assert rollout is not None, "checked with the configuration"
+        assert generation is not None, "built whenever there are rollouts"
         plan = RolloutPlan(
             rollout.prompts_per_step,
             rollout.group_size,
             self._sampling(rollout.temperature),
             config.run.seed,
         )
-        return GeneratedRollouts(self._prompts("prompts"), inputs.tokenizer, inputs.reward, fleet, plan)
+        return GeneratedRollouts(self._prompts("prompts"), inputs.tokenizer, inputs.reward, generation.fleet, plan)
 
     def _sampling(self, temperature: float) -> SamplingParams:
         rollout = self._config.rollout
@@ -203,9 +229,7 @@ class Builder:
             rollout.max_new_tokens, temperature, rollout.top_p, rollout.top_k, self._inputs.tokenizer.stop_token_ids
         )
 
-    def _evaluator(
-        self, fleet: EmbeddedFleet, sync: EngineSync, residency: Residency, stage_ends: tuple[int, ...]
-    ) -> Evaluator:
+    def _evaluator(self, generation: Generation, residency: Residency, stage_ends: tuple[int, ...]) -> Evaluator:
         config = self._config
         sets = [
             EvalSet(
@@ -218,7 +242,9 @@ class Builder:
             for name, settings in config.eval.sets.items()
         ]
         schedule = Schedule(config.eval.every, config.eval.before_training, config.eval.at_end, stage_ends)
-        return Evaluator(sets, schedule, self._inputs.tokenizer, fleet, sync, residency, config.run.seed)
+        return Evaluator(
+            sets, schedule, self._inputs.tokenizer, generation.fleet, generation.sync, residency, config.run.seed
+        )
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config
@@ -231,9 +257,7 @@ class Builder:
         return _optimizer(self._config.critic.optimizer, self._config.run.num_steps, self._updates_per_step())
 
     def _updates_per_step(self) -> int:
-        settings = self._config.algorithm
-        epochs = settings.num_epochs if isinstance(settings, PolicyLossSettings) else 1
-        return epochs * self._config.num_minibatches
+        return self._algorithm.num_epochs * self._config.num_minibatches
 
 
 def _optimizer(settings: schema.OptimizerSettings, num_steps: int, updates_per_step: int) -> OptimizerSettings:

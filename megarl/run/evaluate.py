@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megarl.algorithms.rewards import require_rewards
 from megarl.core.protocols import Fleet, SamplingParams
 from megarl.core.sample import Prompt
 from megarl.data.tokenizer import Tokenizer
@@ -69,10 +70,18 @@ class Evaluator:
         if not groups:
             return
         score_groups(groups, eval_set.reward)
-        rewards = [[sample.reward or 0.0 for sample in group.samples] for group in groups]
+        rewards = [require_rewards(group) for group in groups]
         for name, value in at_k(rewards).items():
             meter.mean(f"eval/{eval_set.name}/score/{name}", value, 1)
         for reward in (reward for rewards_of_prompt in rewards for reward in rewards_of_prompt):
             meter.mean("val/score/mean", reward, 1)
             meter.max("val/score/max", reward)
             meter.min("val/score/min", reward)
+
+
+class NoEvaluation:
+    """For runs that never generate."""
+
+    def evaluate_if_due(self, step: int, meter: Meter) -> bool:  # noqa: ARG002
+        """Never due."""
+        return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megarl.config.algorithms import SftSettings
-from megarl.config.layout import model_shape
+from megarl.config.layout import max_sequence_length, model_shape
 from megarl.config.schema import RewardSettings, RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.sample import Prompt
@@ -21,8 +21,8 @@ from megarl.rollout.prompt_stream import require_room
 logger = logging.getLogger(__name__)
 
 
-# How many training prompts are measured before the run; the rest when they are drawn.
-_NUM_MEASURED = 1000
+# Problems of a built-in task are alike: a few tell how long all of them are.
+_NUM_MEASURED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,11 @@ class Inputs:
             reward.close()
 
 
-def open_inputs(config: RunConfig, *, with_prompts: bool) -> Inputs:
-    """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend."""
+def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) -> Inputs:
+    """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
+
+    ``measure``: also check every prompt's length, and report skipped rows. Who opens the inputs a second time need not.
+    """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     shape = model_shape(config)
     if tokenizer.vocab_size > shape.vocab_size:
@@ -57,14 +60,13 @@ def open_inputs(config: RunConfig, *, with_prompts: bool) -> Inputs:
     eval_rewards = {name: load_reward(own.name, own.options) for name, own in own_rewards.items()}
     if not with_prompts:
         return Inputs(tokenizer, reward, None, {}, eval_rewards)
-    train, evals = _open_train(config, tokenizer), _open_evals(config, tokenizer)
+    train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
     return Inputs(tokenizer, reward, train, evals, eval_rewards)
 
 
 def max_prompt_tokens(config: RunConfig) -> int:
     """The longest prompt that leaves room for its answer."""
-    room = model_shape(config).max_positions
-    return room - (config.rollout.max_new_tokens if config.rollout else 0)
+    return max_sequence_length(config) - (config.rollout.max_new_tokens if config.rollout else 0)
 
 
 def _keys(config: RunConfig) -> PromptKeys:
@@ -75,7 +77,7 @@ def _needs_answer(reward: RewardSettings) -> set[PromptField]:
     return {"answer"} if reward.name == "exact_match" else set()
 
 
-def _open_train(config: RunConfig, tokenizer: Tokenizer) -> PromptSource:
+def _open_train(config: RunConfig, tokenizer: Tokenizer, *, measure: bool) -> PromptSource:
     supervised = isinstance(config.algorithm, SftSettings)
     required: set[PromptField] = set() if supervised else _needs_answer(config.reward)
     if supervised or config.warmup:
@@ -88,10 +90,12 @@ def _open_train(config: RunConfig, tokenizer: Tokenizer) -> PromptSource:
         max_bad_rows=config.data.max_bad_rows,
         required=frozenset(required),
     )
-    if source.skip_report:
-        logger.warning("%s", source.skip_report)
-    for i in range(min(len(source), _NUM_MEASURED)):
-        require_room(source[i], max_prompt_tokens(config))
+    if measure:
+        if source.skip_report:
+            logger.warning("%s", source.skip_report)
+        built_in = config.data.train.startswith("builtin:")
+        for i in range(min(len(source), _NUM_MEASURED) if built_in else len(source)):
+            require_room(source[i], max_prompt_tokens(config))
     return source
 
 
@@ -100,7 +104,15 @@ def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[str, list[Promp
     for name, settings in config.eval.sets.items():
         where = f"eval.sets.{name}.data"
         required = frozenset(_needs_answer(settings.reward or config.reward))
-        source = open_prompts(settings.data, tokenizer, _keys(config), required=required, where=where)
+        source = open_prompts(
+            settings.data,
+            tokenizer,
+            _keys(config),
+            bad_rows=config.data.bad_rows,
+            max_bad_rows=config.data.max_bad_rows,
+            required=required,
+            where=where,
+        )
         evals[name] = [source[i] for i in range(min(len(source), settings.max_prompts))]
         for prompt in evals[name]:
             require_room(prompt, max_prompt_tokens(config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 import psutil
@@ -93,9 +92,5 @@ class Recorder:
 
 def _highlights(metrics: dict[str, float]) -> dict[str, float]:
     """The few numbers that fit behind a progress bar."""
-    wanted: dict[str, Callable[[], float | None]] = {
-        "score": lambda: metrics.get("critic/score/mean"),
-        "loss": lambda: metrics.get("actor/sft_loss"),
-    }
-    found = {name: get() for name, get in wanted.items()}
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+    wanted = {"score": metrics.get("critic/score/mean"), "loss": metrics.get("actor/sft_loss")}
+    return {name: value for name, value in wanted.items() if value is not None and math.isfinite(value)}

@@ -8,12 +8,12 @@ every phase are recorded always, on every rank.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
-from megarl.core.device import device_memory, process_memory, release_freed_memory, synchronize
+from megarl.core.device import peak_memory, process_memory, release_freed_memory, reset_peak_memory, synchronize
 from megarl.core.protocols import OffloadPart
 from megarl.metrics.meter import Meter
 
@@ -44,6 +44,7 @@ class Residency:
         What the phase leaves behind is offloaded when the next phase turns out not to need it, and counted as the
         offload time of the phase that left it. An exception leaves parts where they are; the record stays consistent.
         """
+        reset_peak_memory(self._device)
         needed = self._table.get(name)
         onload_seconds = self._move(name, needed, meter) if needed is not None else 0.0
         rss, vms = process_memory()
@@ -58,20 +59,15 @@ class Residency:
             rss, vms = process_memory()
             meter.max(f"memory/cpu/{name}/end/rss", rss)
             meter.max(f"memory/cpu/{name}/end/vms", vms)
-            allocated, reserved = device_memory(self._device)
+            allocated, reserved = peak_memory(self._device)
             meter.max("perf/max_memory_allocated_gb", allocated)
             meter.max("perf/max_memory_reserved_gb", reserved)
 
-    def onload_everything(self) -> None:
-        """For the rare moments between stages that touch several models at once."""
-        for part in self._parts.values():
-            if not part.resident:
-                part.onload()
-
-    @property
-    def resident_bytes(self) -> dict[str, int]:
-        """Device bytes of every part now."""
-        return {name: part.num_bytes for name, part in self._parts.items()}
+    def onload(self, names: Iterable[str]) -> None:
+        """For the rare moments between stages that touch several models at once; the next phase tidies up."""
+        for name in names:
+            if name in self._parts and not self._parts[name].resident:
+                self._parts[name].onload()
 
     def _move(self, phase: str, needed: frozenset[str], meter: Meter) -> float:
         """Offload first, so that the peak is never the sum of both phases. Returns the seconds of onloading."""

@@ -16,9 +16,9 @@ from megarl.trackers.ledger import Ledger
 from megarl.trackers.to_stdout import ToStdout
 
 
-def run_session(config: RunConfig, world: World, directory: Path) -> None:
+def run_session(config: RunConfig, world: World, directory: Path, *, inputs_checked: bool) -> None:
     """Train to the end. The driver records and speaks. Collective."""
-    inputs = open_inputs(config, with_prompts=world.is_driver)
+    inputs = open_inputs(config, with_prompts=world.is_driver, measure=not inputs_checked)
     console = ToStdout() if world.is_driver else None
     ledger = Ledger(directory / "metrics.jsonl") if world.is_driver else None
     history = History()

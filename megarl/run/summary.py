@@ -13,17 +13,15 @@ class History:
         # eval name -> [(step, value)]
         self.scores: dict[str, list[tuple[int, float]]] = defaultdict(list)
         self.phase_seconds: dict[str, float] = defaultdict(float)
-        self.stage_ends: dict[str, int] = {}
         self.num_generated = 0.0
         self.generation_seconds = 0.0
         self.num_trained = 0.0
         self.training_seconds = 0.0
         self.wall_seconds = 0.0
-        self.last_sft_loss: float | None = None
+        self.warmup_loss: float | None = None
 
     def add(self, step: int, stage: str, metrics: dict[str, float]) -> None:
         """Take one step's metrics in."""
-        self.stage_ends[stage] = step
         for name, value in metrics.items():
             if name.startswith("eval/") and "/score/mean@" in name:
                 self.scores[name.removeprefix("eval/").split("/score/")[0]].append((step, value))
@@ -38,7 +36,8 @@ class History:
         if "timing_s/update_actor" in metrics:
             self.num_trained += num_tokens
             self.training_seconds += metrics["timing_s/update_actor"]
-        self.last_sft_loss = metrics.get("actor/sft_loss", self.last_sft_loss)
+        if stage == "warmup":
+            self.warmup_loss = metrics.get("actor/sft_loss", self.warmup_loss)
 
 
 def format_summary(history: History, directory: Path, warmup_steps: int) -> str:
@@ -52,8 +51,8 @@ def format_summary(history: History, directory: Path, warmup_steps: int) -> str:
             f"  {name}: {before[1]:7.1%} before (step {before[0]})  ->  {after[1]:7.1%} after (step {after[0]})"
             f"   {change:+.1f} points"
         )
-    if history.last_sft_loss is not None:
-        lines.append(f"  warm-up ended with a loss of {history.last_sft_loss:.4f} per token")
+    if history.warmup_loss is not None:
+        lines.append(f"  warm-up ended with a loss of {history.warmup_loss:.4f} per token")
     if history.phase_seconds:
         lines.append("  Time per phase (slowest rank)")
         total = max(history.wall_seconds, 1e-9)

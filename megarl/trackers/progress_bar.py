@@ -41,8 +41,14 @@ class ProgressBar:
             )
 
     def advance(self, postfix: Mapping[str, float] | None = None) -> None:
-        """One more step is made."""
+        """One more step is made. A reader that went away ends the display, not the run."""
         self._done += 1
+        try:
+            self._show(postfix or {})
+        except BrokenPipeError:
+            self._stream, self._bar = open(os.devnull, "w", encoding="utf-8"), None  # noqa: SIM115
+
+    def _show(self, postfix: Mapping[str, float]) -> None:
         if self._bar is not None:
             if postfix:
                 self._bar.set_postfix(dict(postfix), refresh=False)
@@ -55,7 +61,7 @@ class ProgressBar:
             ascii=True,
             prefix=_DESCRIPTION,
             initial=self._initial,
-            postfix=", ".join(f"{key}={tqdm.format_num(value)}" for key, value in (postfix or {}).items()),
+            postfix=", ".join(f"{key}={tqdm.format_num(value)}" for key, value in postfix.items()),
         )
         self._stream.write(line + "\n")
         self._stream.flush()

@@ -106,9 +106,7 @@ def test_weights_that_are_not_there(directory: Path) -> None:
     [("raises", "MRL-2102", "ZeroDivisionError"), ("not_a_number", "MRL-2103", "nan")],
 )
 def test_a_bad_reward_stops_the_run(reward: str, code: str, hint: str, directory: Path) -> None:
-    outcome = train(
-        QUICKSTART, directory, *SHORT, "warmup=null", f"reward=my_rewards:{reward}", "eval.sets={}", "eval.every=0"
-    )
+    outcome = train(QUICKSTART, directory, *SHORT, "warmup=null", f"reward=my_rewards:{reward}", "eval.every=0")
     assert outcome.code == 65, outcome.stderr
     message = assert_one_message(outcome.stderr, code)
     assert hint in message
@@ -146,7 +144,7 @@ def test_a_killed_rank_takes_the_others_with_it(victim: int, directory: Path) ->
         ranks[victim].kill()
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 70
-    assert "rank" in assert_one_message(stderr, "MRL-900")
+    assert f"rank {victim} was ended by signal SIGKILL" in assert_one_message(stderr, "MRL-9002")
     assert ranks_of(directory) == []
 
 
@@ -167,7 +165,24 @@ def test_no_rank_outlives_megarl(sent: signal.Signals, directory: Path) -> None:
         process.communicate(timeout=60)
     _, alive = psutil.wait_procs(ranks, timeout=15)
     assert alive == []
-    assert process.returncode == (130 if sent == signal.SIGINT else -sent)
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[sent]
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_does_not_end_the_run(directory: Path) -> None:
+    line = " ".join(command(QUICKSTART, directory, *SHORT)) + " 2>&1 | head -2; exit ${PIPESTATUS[0]}"
+    result = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment(), check=False, cwd=directory
+    )
+    assert result.returncode == 0, result.stdout
+    assert len((directory / "quickstart" / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_module_that_exits_is_an_error(directory: Path) -> None:
+    (directory / "leaves.py").write_text("import sys\nsys.exit()\n")
+    outcome = train(QUICKSTART, directory, "reward=leaves:f")
+    assert outcome.code == 64
+    assert "SystemExit" in assert_one_message(outcome.stderr, "MRL-1302")
 
 
 def test_a_broken_pipe_does_not_print_a_traceback(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,14 @@ def test_every_request_is_dealt_once_and_groups_stay_together(prompts: list[int]
     hands = deal(requests, num_engines)
     assert sorted(i for hand in hands for i in hand) == list(range(len(prompts)))
     engine_of = {i: engine for engine, hand in enumerate(hands) for i in hand}
-    for i in range(1, len(prompts)):
-        if prompts[i] == prompts[i - 1]:
-            assert engine_of[i] == engine_of[i - 1]
+    fair_share = -(-len(prompts) // num_engines)
+    for _, run in groupby(range(len(prompts)), key=lambda i: prompts[i]):
+        group = list(run)
+        # a group is cut only where it passes an engine's fair share
+        cuts = sum(engine_of[a] != engine_of[b] for a, b in pairwise(group))
+        assert cuts <= (len(group) - 1) // fair_share
+    if len(set(prompts)) == 1:
+        assert max(map(len, hands)) == fair_share
 
 
 class Part:
