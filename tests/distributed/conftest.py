@@ -7,9 +7,9 @@ import pytest
 from tests.distributed.gang import Gang
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gang() -> Iterator[Callable[[int], Gang]]:
-    """``gang(2)``: two real ranks, started once for the whole session (again after a failure killed them)."""
+    """``gang(2)``: two real ranks, started once for all tests of this package (again after a failure killed them)."""
     gangs: dict[int, Gang] = {}
 
     def get(size: int) -> Gang:
