@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -123,6 +124,8 @@ def running(directory: Path, until: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         cwd=directory,
         env=environment(),
+        # a shell that runs the tests in the background lets its children ignore Ctrl-C
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None
