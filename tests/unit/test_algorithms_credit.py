@@ -324,7 +324,7 @@ def test_build_algorithm() -> None:
     ("path", "options", "code", "told"),
     [
         ("Custom", {"coeficient": 1}, "MRL-1304", "coeficient"),
-        ("NoAlgorithm", {}, "MRL-1305", "credit_groups, credit_tokens, value_loss"),
+        ("NoAlgorithm", {}, "MRL-1305", "credit_groups, credit_tokens"),
         ("Missing", {}, "MRL-1303", "NoAlgorithm"),
     ],
 )
