@@ -18,7 +18,7 @@ $(STAMP): constraints.txt setup.py
 	touch $(STAMP)
 
 quickstart: setup
-	$(BIN)/megarl train configs/quickstart.yaml
+	$(BIN)/megarl train --fresh configs/quickstart.yaml
 
 test: setup
 	$(BIN)/python -m pytest

@@ -1,4 +1,4 @@
-"""The command line: ``megarl check`` and ``megarl train``.
+"""The command line: ``megarl check``, ``megarl train`` and ``megarl export``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -12,10 +12,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from megarl import __version__
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, ConfigError, MegarlError
+
+if TYPE_CHECKING:
+    from megarl.config.schema import RunConfig
+
+Command = Callable[[argparse.Namespace], int]
 
 _EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that a closed pipe ended
 _EXIT_INTERRUPTED = 130  # the same for Ctrl-C
@@ -49,34 +54,48 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> int:
     parser = _parser()
     try:
-        arguments = parser.parse_args(argv)
+        arguments, rest = parser.parse_known_args(argv)
     except SystemExit:  # --help and --version end this way; mistakes raise ConfigError
         return EXIT_OK
-    command: Callable[[Path, list[str]], int] = arguments.run_command
-    return command(arguments.config, arguments.overrides)
+    # argparse takes all positional words at once: settings behind an option are left over
+    strange = [word for word in rest if word.startswith("-") or not hasattr(arguments, "overrides")]
+    if strange:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(strange)}")
+    if rest:
+        arguments.overrides += rest
+    command: Command = arguments.run_command
+    return command(arguments)
 
 
-def _check(path: Path, overrides: list[str]) -> int:
-    from megarl.config.load import load_config
-    from megarl.config.preflight import require_inputs
+def _check(arguments: argparse.Namespace) -> int:
     from megarl.config.summary import summarise
 
-    config = load_config(path, overrides)
-    require_inputs(config)
-    sys.stdout.write(summarise(config))
+    sys.stdout.write(summarise(_load(arguments)))
     return EXIT_OK
 
 
-def _train(path: Path, overrides: list[str]) -> int:
-    from megarl.config.load import load_config
-    from megarl.config.preflight import require_inputs
-
-    config = load_config(path, overrides)
-    require_inputs(config)
+def _train(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
 
     from megarl.launch.start import start_training  # only now: it imports torch
 
-    return start_training(config)
+    return start_training(config, fresh=arguments.fresh)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from megarl.run.export import export_checkpoint
+
+    sys.stdout.write(export_checkpoint(arguments.run, arguments.step, arguments.out))
+    return EXIT_OK
+
+
+def _load(arguments: argparse.Namespace) -> RunConfig:
+    from megarl.config.load import load_config
+    from megarl.config.preflight import require_inputs
+
+    config = load_config(arguments.config, arguments.overrides)
+    require_inputs(config)
+    return config
 
 
 class _Parser(argparse.ArgumentParser):
@@ -90,15 +109,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="megarl", description="Reinforcement learning for language models on Megatron-Core.")
     parser.add_argument("--version", action="version", version=f"megarl {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add(commands, "check", _check, "validate a configuration and show its layout, batches and phases")
-    _add(commands, "train", _train, "train, as the configuration says")
+    _add_with_config(commands, "check", _check, "validate a configuration and show its layout, batches and phases")
+    train = _add_with_config(
+        commands, "train", _train, "train, as the configuration says; a run that was begun goes on"
+    )
+    train.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    export = _add(commands, "export", _export, "write the model of a checkpoint as a Hugging Face directory")
+    export.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
+    export.add_argument("--step", type=int, help="which checkpoint; the newest one if not given")
+    export.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to make")
     return parser
 
 
-def _add(
-    commands: argparse._SubParsersAction[_Parser], name: str, command: Callable[[Path, list[str]], int], text: str
-) -> None:
+def _add(commands: argparse._SubParsersAction[_Parser], name: str, command: Command, text: str) -> _Parser:
     parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser.set_defaults(run_command=command, parser=parser)
+    return parser
+
+
+def _add_with_config(commands: argparse._SubParsersAction[_Parser], name: str, command: Command, text: str) -> _Parser:
+    parser = _add(commands, name, command, text)
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a YAML file")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=_OVERRIDES_HELP)
-    parser.set_defaults(run_command=command)
+    return parser

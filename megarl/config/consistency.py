@@ -8,6 +8,7 @@ from megarl.config import catalogue
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
 from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
+from megarl.config.roles import TrainedSettings
 from megarl.config.schema import OptimizerSettings, RunConfig
 
 _GROUP_SIZE: KeyPath = ("rollout", "group_size")
@@ -19,8 +20,10 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *_model(config),
         *_rollout(config),
         *_schedules(config),
+        *_optimizers(config),
         *_reward(config),
         *_eval(config),
+        *_checkpoint(config),
     ]
 
 
@@ -74,13 +77,37 @@ def _rollout(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _schedules(config: RunConfig) -> Iterator[Problem]:
+def _all_optimizers(config: RunConfig) -> list[tuple[KeyPath, OptimizerSettings]]:
     optimizers: list[tuple[KeyPath, OptimizerSettings]] = [(("actor", "optimizer"), config.actor.optimizer)]
     if config.uses_critic:
         optimizers.append((("critic", "optimizer"), config.critic.optimizer))
     if config.warmup is not None:
         optimizers.append((("warmup", "optimizer"), config.warmup.optimizer))
-    for path, optimizer in optimizers:
+    return optimizers
+
+
+def _optimizers(config: RunConfig) -> Iterator[Problem]:
+    for path, optimizer in _all_optimizers(config):
+        if optimizer.cpu_offload and config.run.device == "cpu":
+            yield _contradiction(
+                f"{dotted(path)}.cpu_offload=true has nowhere to go: run.device=cpu, the optimizer is on the host.",
+                f"Set {dotted(path)}.cpu_offload: false",
+                (*path, "cpu_offload"),
+                ("run", "device"),
+            )
+    trained: tuple[tuple[str, TrainedSettings], ...] = (("actor", config.actor), ("critic", config.critic))
+    for name, role in trained:
+        if role.overlap_param_gather and not role.overlap_grad_reduce:
+            yield _contradiction(
+                f"{name}.overlap_param_gather=true needs {name}.overlap_grad_reduce=true.",
+                f"Set {name}.overlap_grad_reduce: true, or {name}.overlap_param_gather: false",
+                (name, "overlap_param_gather"),
+                (name, "overlap_grad_reduce"),
+            )
+
+
+def _schedules(config: RunConfig) -> Iterator[Problem]:
+    for path, optimizer in _all_optimizers(config):
         if optimizer.schedule != "constant" and optimizer.min_lr_ratio == 1:
             yield _contradiction(
                 f"{dotted(path)}.schedule={optimizer.schedule} with min_lr_ratio=1 never lowers lr.",
@@ -135,3 +162,46 @@ def _eval(config: RunConfig) -> Iterator[Problem]:
                 (*path, "num_samples"),
                 (*path, "temperature"),
             )
+
+
+def _checkpoint(config: RunConfig) -> Iterator[Problem]:
+    """A checkpoint can only be the best by a metric that some evaluation gives."""
+    name = config.checkpoint.best_metric
+    path = ("checkpoint", "best_metric")
+    if name is None:
+        return
+    if not config.eval.sets:
+        yield _contradiction(
+            f"{dotted(path)}={show(name)} is never measured: eval.sets is empty.",
+            "Write eval.sets: {held_out: {data: ...}} and eval.every, or checkpoint.best_metric: null",
+            path,
+            ("eval", "sets"),
+        )
+        return
+    known = [metric for one, settings in config.eval.sets.items() for metric in _metrics(one, settings.num_samples)]
+    if name not in known:
+        close = catalogue.closest(name, known)
+        meant = f" Did you mean {close}?" if close else ""
+        yield _contradiction(
+            f"{dotted(path)}={show(name)} is not a metric of an evaluation of this run.{meant}",
+            f"Its metrics are: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}.",
+            path,
+            ("eval", "sets"),
+        )
+    elif config.eval.every == 0:
+        yield _contradiction(
+            f"{dotted(path)}={show(name)} is not measured between the first and the last step: eval.every=0.",
+            "Set eval.every to a multiple of checkpoint.every",
+            path,
+            ("eval", "every"),
+        )
+
+
+def _metrics(eval_set: str, num_samples: int) -> list[str]:
+    """What an evaluation reports, by canonical name: the mean, and for several samples their spread and extremes."""
+    names = [f"mean@{num_samples}"]
+    if num_samples > 1:
+        names.append(f"std@{num_samples}")
+        sizes = sorted({2**power for power in range(1, num_samples.bit_length())} | {num_samples})
+        names += [f"{extreme}@{size}" for size in sizes for extreme in ("best", "worst")]
+    return [f"eval/{eval_set}/score/{name}" for name in names]

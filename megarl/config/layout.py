@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from megarl.config.model_shape import ModelShape, read_hf_config, shape_from_hf
+from megarl.config.families import POLICY_HEADS, VALUE_HEADS
+from megarl.config.model_shape import ModelShape, read_hf_config, shape_from_hf, value_shape_from_hf
 from megarl.config.problems import KeyPath, Problem, dotted
 from megarl.config.schema import RunConfig
+from megarl.config.splits import Role, check_splits
 from megarl.core.errors import ConfigError, MissingInputError
 
-_TP: KeyPath = ("actor", "parallel", "tp_size")
-_PP: KeyPath = ("actor", "parallel", "pp_size")
 _NUM_RANKS: KeyPath = ("run", "num_ranks")
 _MAX_NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 _MODEL: KeyPath = ("model",)
+_CRITIC_PATH: KeyPath = ("critic", "path")
 
 
 def model_shape(config: RunConfig) -> ModelShape:
@@ -26,6 +27,41 @@ def model_shape(config: RunConfig) -> ModelShape:
     return shape_from_hf(config.model.config or {}, "model.config")
 
 
+def critic_shape(config: RunConfig) -> ModelShape:
+    """The shape of the value model: that of ``critic.path``, or the policy's with another head.
+
+    Reads at most ``config.json``.
+    """
+    if config.critic.path is None:
+        policy = model_shape(config)
+        return replace(policy, architecture=policy.architecture.replace(*POLICY_HEADS, VALUE_HEADS[0]))
+    directory = Path(config.critic.path)
+    return value_shape_from_hf(read_hf_config(directory, dotted(_CRITIC_PATH)), str(directory / "config.json"))
+
+
+def roles_of(config: RunConfig) -> list[Role]:
+    """The models of the run; those whose layout and shape are the actor's are roles of their own too."""
+    policy = _readable(config, model_shape)
+    own = ("actor", "parallel")
+    roles = [Role("actor", config.actor.parallel, own, policy, _MODEL)]
+    if config.uses_critic:
+        path = own if config.critic.parallel is None else ("critic", "parallel")
+        is_policy = config.critic.path is None
+        model = _MODEL if is_policy else _CRITIC_PATH
+        roles.append(Role("critic", config.critic_parallel, path, _readable(config, critic_shape), model))
+    if config.uses_reference:
+        path = own if config.reference.parallel is None else ("reference", "parallel")
+        roles.append(Role("reference", config.reference_parallel, path, policy, _MODEL))
+    return roles
+
+
+def _readable(config: RunConfig, read: Callable[[RunConfig], ModelShape]) -> ModelShape | None:
+    try:
+        return read(config)
+    except (ConfigError, MissingInputError):
+        return None
+
+
 def max_sequence_length(config: RunConfig) -> int:
     """Tokens that a prompt and its response may have together."""
     positions = model_shape(config).max_positions
@@ -34,66 +70,39 @@ def max_sequence_length(config: RunConfig) -> int:
     return min(positions, config.rollout.max_prompt_tokens + config.rollout.max_new_tokens)
 
 
+def microbatch_tokens(config: RunConfig, role: str) -> int:
+    """Tokens of one microbatch of a replica of ``role``: context-parallel ranks share them."""
+    settings = {
+        "actor": (config.actor.max_tokens_per_microbatch, config.actor.parallel),
+        "critic": (config.critic_max_tokens, config.critic_parallel),
+        "reference": (config.reference_max_tokens, config.reference_parallel),
+    }
+    tokens_per_rank, parallel = settings[role]
+    return tokens_per_rank * parallel.cp_size
+
+
 def check_layout(config: RunConfig) -> list[Problem]:
     """Everything that does not divide or does not fit. A model whose shape cannot be read is left out of it."""
-    try:
-        shape = model_shape(config)
-    except (ConfigError, MissingInputError):
-        shape = None
+    roles = roles_of(config)
+    # a role that is cut like the actor, and has its shape, has nothing to add
+    distinct = {(role.path, role.model): role for role in reversed(roles)}
     return [
-        *_replicas(config),
-        *(_split(config, shape) if shape else ()),
-        *_batches(config),
-        *_lengths(config, shape),
+        *check_splits([role for role in roles if role in distinct.values()], config.run.num_ranks),
+        *_batches(config, roles),
+        *_lengths(config, roles),
+        *_vocabularies(roles),
     ]
 
 
-def _replicas(config: RunConfig) -> Iterator[Problem]:
-    ranks, per_replica = config.run.num_ranks, config.model_parallel_size
-    if ranks % per_replica:
-        tp_size, pp_size = config.actor.parallel.tp_size, config.actor.parallel.pp_size
-        above = -(-ranks // per_replica) * per_replica
-        nearest = f"{above - per_replica} or {above}" if above > per_replica else f"{above}"
-        yield Problem(
-            "MRL-1101",
-            f"run.num_ranks={ranks} is not a whole number of model replicas: "
-            f"tp_size {tp_size} x pp_size {pp_size} = {per_replica} ranks per replica, "
-            f"{ranks} / {per_replica} = {ranks / per_replica:.4g}.",
-            (_NUM_RANKS, _TP, _PP),
-            (f"Nearest run.num_ranks: {nearest}. Or choose tp_size x pp_size from: {_join(_divisors(ranks))}.",),
-        )
-
-
-def _split(config: RunConfig, shape: ModelShape) -> Iterator[Problem]:
-    tp_size, pp_size = config.actor.parallel.tp_size, config.actor.parallel.pp_size
-    parts = {"heads": shape.num_heads, "kv heads": shape.num_kv_heads, "mlp columns": shape.intermediate_size}
-    broken = [f"{size} {part} / {tp_size}" for part, size in parts.items() if size % tp_size]
-    if broken:
-        verb = "is" if len(broken) == 1 else "are"
-        valid = _valid_sizes(math.gcd(*parts.values()), config.run.num_ranks, pp_size)
-        yield Problem(
-            "MRL-1102",
-            f"{dotted(_TP)}={tp_size} cannot split this model: {' and '.join(broken)} {verb} not whole.",
-            (_TP, _MODEL),
-            (f"Valid here: {_join(valid)}.",),
-        )
-    if shape.num_layers % pp_size:
-        valid = _valid_sizes(shape.num_layers, config.run.num_ranks, tp_size)
-        yield Problem(
-            "MRL-1103",
-            f"{dotted(_PP)}={pp_size} cannot split this model: {shape.num_layers} layers / {pp_size} is not whole.",
-            (_PP, _MODEL),
-            (f"Valid here: {_join(valid)}.",),
-        )
-
-
-def _batches(config: RunConfig) -> Iterator[Problem]:
-    if config.run.num_ranks % config.model_parallel_size:
+def _batches(config: RunConfig, roles: list[Role]) -> Iterator[Problem]:
+    if any(config.run.num_ranks % role.parallel.model_parallel_size for role in roles):
         return  # the number of replicas is unknown, and already complained about
-    dp_size = config.dp_size
+    trained = [role for role in roles if role.name != "reference"]
+    dp_size, most = max(((config.dp_size_of(role.parallel), role) for role in trained), key=lambda pair: pair[0])
     needed = config.num_minibatches * dp_size
-    parallel = (_NUM_RANKS, _TP, _PP)
-    arithmetic = f"num_minibatches {config.num_minibatches} x data-parallel {dp_size} = {needed}"
+    parallel = (_NUM_RANKS, *(most.key(size) for size in ("tp_size", "pp_size", "cp_size")))
+    whose = "" if most.name == "actor" else f" of the {most.name}"
+    arithmetic = f"num_minibatches {config.num_minibatches} x data-parallel {dp_size}{whose} = {needed}"
     if config.algorithm.name == "sft":
         if config.samples_per_step < needed:
             yield Problem(
@@ -119,50 +128,75 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
             (("rollout", "prompts_per_step"), ("algorithm", "num_minibatches")),
             (f"Set rollout.prompts_per_step to {config.num_minibatches} or more, or use fewer minibatches.",),
         )
-    if config.warmup is not None and config.warmup.batch_size < dp_size:
+    yield from _warmup_batches(config)
+
+
+def _warmup_batches(config: RunConfig) -> Iterator[Problem]:
+    if config.warmup is not None and config.warmup.batch_size < config.dp_size:
+        parallel = (("actor", "parallel", size) for size in ("tp_size", "pp_size", "cp_size"))
         yield Problem(
             "MRL-1104",
-            f"warmup.batch_size={config.warmup.batch_size} is too small: data-parallel {dp_size} needs one each.",
-            (("warmup", "batch_size"), *parallel),
-            (f"Set warmup.batch_size to {dp_size} or more.",),
+            f"warmup.batch_size={config.warmup.batch_size} is too small: data-parallel {config.dp_size} needs one "
+            "each.",
+            (("warmup", "batch_size"), _NUM_RANKS, *parallel),
+            (f"Set warmup.batch_size to {config.dp_size} or more.",),
         )
 
 
-def _lengths(config: RunConfig, shape: ModelShape | None) -> Iterator[Problem]:
+def _lengths(config: RunConfig, roles: list[Role]) -> Iterator[Problem]:
     """A prompt has at least one token, so a response must be shorter than whatever has to hold both."""
     if config.rollout is None:
         return
     longest = config.rollout.max_new_tokens
-    if shape is not None and longest >= shape.max_positions:
-        yield Problem(
-            "MRL-1106",
-            f"rollout.max_new_tokens={longest} leaves no room for a prompt: "
-            f"the model has max_position_embeddings={shape.max_positions}.",
-            (_MAX_NEW_TOKENS, _MODEL),
-            (f"Use at most {shape.max_positions - 1}, minus the longest prompt.",),
-        )
+    for model, shape in {role.model: role.shape for role in roles}.items():
+        if shape is not None and longest >= shape.max_positions:
+            whose = "the model" if model == _MODEL else f"the model of {dotted(model)}"
+            yield Problem(
+                "MRL-1106",
+                f"rollout.max_new_tokens={longest} leaves no room for a prompt: "
+                f"{whose} has max_position_embeddings={shape.max_positions}.",
+                (_MAX_NEW_TOKENS, model),
+                (f"Use at most {shape.max_positions - 1}, minus the longest prompt.",),
+            )
     if config.algorithm.name == "sft":
         return  # what is generated is only evaluated
-    limit = config.actor.max_tokens_per_microbatch
-    if longest >= limit:
-        yield Problem(
-            "MRL-1105",
-            f"actor.max_tokens_per_microbatch={limit} cannot hold one sequence: "
-            f"a prompt and rollout.max_new_tokens={longest}.",
-            (("actor", "max_tokens_per_microbatch"), _MAX_NEW_TOKENS),
-            (f"Use more than {longest} plus the longest prompt, or lower rollout.max_new_tokens.",),
-        )
+    written = {
+        "actor": config.actor.max_tokens_per_microbatch,
+        "critic": config.critic.max_tokens_per_microbatch,
+        "reference": config.reference.max_tokens_per_microbatch,
+    }
+    for role in roles:
+        cp_size = role.parallel.cp_size
+        owner = "actor" if written[role.name] is None else role.name
+        is_the_actors = owner != role.name and cp_size == config.actor.parallel.cp_size
+        if longest >= microbatch_tokens(config, role.name) and not is_the_actors:
+            yield _too_long(longest, role, (owner, "max_tokens_per_microbatch"), microbatch_tokens(config, role.name))
 
 
-def _valid_sizes(whole: int, num_ranks: int, other_size: int) -> list[int]:
-    """Sizes that divide ``whole`` and the ranks; if the ranks do not fit anyway, those that divide ``whole``."""
-    sizes = [size for size in range(1, min(whole, num_ranks) + 1) if whole % size == 0]
-    return [size for size in sizes if num_ranks % (size * other_size) == 0] or sizes
+def _too_long(longest: int, role: Role, key: KeyPath, limit: int) -> Problem:
+    cp_size = role.parallel.cp_size
+    shared = f" x cp_size {cp_size} = {limit} tokens" if cp_size > 1 else ""
+    whose = "" if key[0] == role.name else f" of the {role.name}"
+    return Problem(
+        "MRL-1105",
+        f"{dotted(key)}={limit // cp_size}{shared} cannot hold one sequence{whose}: "
+        f"a prompt and rollout.max_new_tokens={longest}.",
+        (key, _MAX_NEW_TOKENS),
+        (
+            f"Use at least {-(-(longest + 1) // cp_size)}, plus room for the longest prompt, "
+            "or lower rollout.max_new_tokens.",
+        ),
+    )
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
-def _join(sizes: list[int]) -> str:
-    return ", ".join(str(size) for size in sizes[:16]) + (", ..." if len(sizes) > 16 else "")
+def _vocabularies(roles: list[Role]) -> Iterator[Problem]:
+    policy = roles[0].shape
+    for role in roles:
+        if policy is not None and role.shape is not None and role.shape.vocab_size < policy.vocab_size:
+            yield Problem(
+                "MRL-1113",
+                f"{dotted(role.model)}: its vocab_size={role.shape.vocab_size} is smaller than the policy's "
+                f"{policy.vocab_size}, so it cannot read every token that the policy writes.",
+                (role.model, _MODEL),
+                (f"Choose a value model with the policy's tokenizer and vocab_size {policy.vocab_size} or more.",),
+            )

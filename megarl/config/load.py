@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from megarl.config.consistency import check_consistency
 from megarl.config.document import MAX_BYTES, decode, parse_document
-from megarl.config.layout import check_layout, model_shape
+from megarl.config.layout import check_layout, critic_shape, model_shape
+from megarl.config.megatron_fields import check_megatron
+from megarl.config.model_shape import ModelShape
 from megarl.config.problems import COMMAND_LINE, KeyPath, Problem, Source, dotted, raise_problems, show
 from megarl.config.schema import RunConfig
 from megarl.config.tree import Node, descend, merge
@@ -42,19 +44,21 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def _check_whole(config: RunConfig) -> tuple[list[Problem], MissingInputError | None]:
     """What only the whole configuration can show."""
-    problems = check_consistency(config)
+    problems = [*check_consistency(config), *check_megatron(config)]
     missing = None
+    shapes: list[tuple[Callable[[RunConfig], ModelShape], tuple[KeyPath, ...]]] = []
     if config.model.path is not None or config.model.config is not None:
+        shapes.append((model_shape, (("model", "config"), ("model", "path"))))
+    if config.uses_critic and config.critic.path is not None:
+        shapes.append((critic_shape, (("critic", "path"),)))
+    for read, keys in shapes:
         try:
-            model_shape(config)
+            read(config)
         except ConfigError as error:
-            problems.append(Problem(error.code, str(error).removeprefix(f"{error.code} "), _MODEL_KEYS))
+            problems.append(Problem(error.code, str(error).removeprefix(f"{error.code} "), keys))
         except MissingInputError as error:
-            missing = error
+            missing = missing or error
     return problems + check_layout(config), missing
-
-
-_MODEL_KEYS: tuple[KeyPath, ...] = (("model", "config"), ("model", "path"))
 
 
 def _read_chain(path: Path, children: tuple[Path, ...], problems: list[Problem]) -> Node:

@@ -8,6 +8,7 @@ from megarl.config.algorithms import SftSettings
 from megarl.config.schema import RunConfig
 
 WEIGHTS = ("weights",)
+STATE = ("weights", "optimizer")
 TRAINING = ("weights", "grads", "optimizer")
 SERVING = ("weights", "kv_cache")
 STAYS = "stays"
@@ -39,8 +40,15 @@ def phases(config: RunConfig) -> list[Phase]:
         (config.uses_critic, Phase("critic/train_step", {"critic": TRAINING})),
         (True, Phase("actor_train/train_step", {"actor": TRAINING})),
         (generates, Phase("actor_train/model_update", {"actor": WEIGHTS, "engine": WEIGHTS})),
+        (True, Phase("actor_train/do_checkpoint", _saved(config))),
     ]
     return [phase for exists, phase in table if exists]
+
+
+def _saved(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    """All models are saved at one moment. Weights that the engine serves stay: they would have to be sent again."""
+    needs = {"engine": WEIGHTS, "actor": STATE, "critic": STATE, "reference": WEIGHTS}
+    return {model: parts for model, parts in needs.items() if model in residents(config)}
 
 
 def residents(config: RunConfig) -> list[str]:

@@ -19,11 +19,11 @@ def require_inputs(config: RunConfig) -> None:
 
 
 def _weights(config: RunConfig) -> Iterator[str]:
-    if config.model.path is None:
-        return
+    directories = {"model.path": config.model.path, "critic.path": config.critic.path if config.uses_critic else None}
     names = ("model.safetensors", "model.safetensors.index.json")
-    if not any(_is_file(Path(config.model.path) / name) for name in names):
-        yield f"MRL-4002 model.path={show(config.model.path)}: there is no {names[0]} and no {names[1]} in it."
+    for key, directory in directories.items():
+        if directory is not None and not any(_is_file(Path(directory) / name) for name in names):
+            yield f"MRL-4002 {key}={show(directory)}: there is no {names[0]} and no {names[1]} in it."
 
 
 def _tokenizer(config: RunConfig) -> Iterator[str]:

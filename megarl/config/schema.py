@@ -12,7 +12,12 @@ from pydantic import BeforeValidator, StringConstraints
 
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
 from megarl.config.names import DATASETS, DatasetName, RewardName, TokenizerName, name_as_mapping
+from megarl.config.parallel import ParallelSettings
+from megarl.config.roles import ActorSettings, CriticSettings, OptimizerSettings, ReferenceSettings, WarmupSettings
 from megarl.config.section import REQUIRED, Section, section, setting
+
+# the sections of other files that are known by this one's name
+__all__ = ["ActorSettings", "CriticSettings", "OptimizerSettings", "ParallelSettings", "ReferenceSettings", "RunConfig"]
 
 _MANY = 1_000_000_000
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -47,6 +52,11 @@ class RunSettings(Section):
         elsewhere="world_size nproc_per_node num_gpus",
     )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto takes CUDA where it is found.")
+    deterministic: bool = setting(
+        False,
+        "Use only kernels that give the same bits every time, which may be slower.",
+        elsewhere="deterministic_mode full_determinism use_deterministic_algorithms",
+    )
 
 
 class ModelSettings(Section):
@@ -67,98 +77,11 @@ class ModelSettings(Section):
         rule="a directory with tokenizer.json, builtin:characters, or null",
         elsewhere="tokenizer_path",
     )
-
-
-class ParallelSettings(Section):
-    """How one copy of the model is cut. Ranks that are left over become data-parallel replicas."""
-
-    tp_size: int = setting(
-        1,
-        "Tensor-parallel size: ranks that share every layer.",
-        ge=1,
-        le=4096,
-        elsewhere="tensor_model_parallel_size tensor_parallel_size tp",
+    dtype: Literal["auto", "fp32", "bf16"] = setting(
+        "auto",
+        "Weights and activations; auto: bf16 on CUDA, fp32 on CPU. Gradients and optimizer are always fp32.",
+        elsewhere="torch_dtype precision params_dtype bf16 model_dtype",
     )
-    pp_size: int = setting(
-        1,
-        "Pipeline-parallel size: stages that the layers are dealt to.",
-        ge=1,
-        le=4096,
-        elsewhere="pipeline_model_parallel_size pipeline_parallel_size pp",
-    )
-
-
-class OptimizerSettings(Section):
-    """AdamW and its learning rate."""
-
-    lr: float = setting(1e-6, "Peak learning rate.", ge=0, le=1, elsewhere="learning_rate")
-    min_lr_ratio: float = setting(
-        1.0,
-        "Learning rate at the end, as a fraction of lr. Not used by the constant schedule.",
-        ge=0,
-        le=1,
-        elsewhere="min_lr_rate",
-    )
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
-        "constant",
-        "How lr falls to its end; wsd: constant for the first half, then linear.",
-        elsewhere="lr_scheduler_type lr_schedule lr_decay_style",
-    )
-    warmup_steps: int = setting(
-        0, "First steps, in which lr rises linearly from 0.", ge=0, le=_MANY, elsewhere="lr_warmup_steps"
-    )
-    weight_decay: float = setting(0.0, "AdamW's weight decay.", ge=0, le=10)
-    beta1: float = setting(0.9, "AdamW's decay of the gradient's mean.", ge=0, lt=1, elsewhere="adam_beta1")
-    beta2: float = setting(0.999, "AdamW's decay of the gradient's square.", ge=0, lt=1, elsewhere="adam_beta2")
-    eps: float = setting(1e-8, "AdamW's epsilon.", gt=0, le=1, elsewhere="adam_epsilon adam_eps")
-    grad_clip: float = setting(
-        1.0, "Largest norm of the gradient; 0: off.", ge=0, le=1e9, elsewhere="max_grad_norm clip_grad"
-    )
-
-
-class CriticOptimizerSettings(OptimizerSettings):
-    """As for the actor, with a higher learning rate."""
-
-    lr: float = setting(1e-5, "Peak learning rate.", ge=0, le=1, elsewhere="learning_rate")
-
-
-class WarmupOptimizerSettings(OptimizerSettings):
-    """As for the actor, with a higher learning rate."""
-
-    lr: float = setting(1e-5, "Peak learning rate.", ge=0, le=1, elsewhere="learning_rate")
-
-
-class ReferenceSettings(Section):
-    """The reference model, which exists when algorithm.kl.coef is above 0. It is cut like the actor."""
-
-    offload: bool = setting(
-        True, "Leave the device in phases that do not need this model.", elsewhere="param_offload cpu_offload"
-    )
-
-
-class ActorSettings(ReferenceSettings):
-    """The policy that is trained."""
-
-    parallel: ParallelSettings = section(ParallelSettings, "How one copy of the model is cut.")
-    optimizer: OptimizerSettings = section(OptimizerSettings, "AdamW and its learning rate.")
-    max_tokens_per_microbatch: int = setting(
-        4096, "Tokens of one forward pass per rank, for all models; sequences are packed up to it.", ge=1, le=_MANY,
-        elsewhere="max_tokens_per_gpu max_token_len_per_gpu micro_batch_size",
-    )  # fmt: skip
-
-
-class CriticSettings(ReferenceSettings):
-    """The value model, which exists for ppo. It is cut like the actor."""
-
-    optimizer: CriticOptimizerSettings = section(CriticOptimizerSettings, "AdamW and its learning rate.")
-
-
-class WarmupSettings(Section):
-    """Supervised steps on the training data's demonstrations, before the algorithm starts."""
-
-    num_steps: int = setting(REQUIRED, "Supervised steps.", ge=1, le=_MANY)
-    batch_size: int = setting(64, "Demonstrations per step.", ge=1, le=_MANY)
-    optimizer: WarmupOptimizerSettings = section(WarmupOptimizerSettings, "AdamW and its learning rate.")
 
 
 class RolloutSettings(Section):
@@ -271,6 +194,37 @@ class EvalSettings(Section):
     )
 
 
+class CheckpointSettings(Section):
+    """When the whole run is written down, and what is kept of it."""
+
+    every: int = setting(
+        10,
+        "Steps between checkpoints; 0: only at the end and when the run is stopped.",
+        ge=0,
+        le=_MANY,
+        elsewhere="save_freq save_interval save_steps checkpoint_interval",
+    )
+    keep: int = setting(
+        2,
+        "Newest checkpoints that are kept.",
+        ge=1,
+        le=1_000_000,
+        elsewhere="max_actor_ckpt_to_keep max_critic_ckpt_to_keep save_total_limit max_ckpt_num keep_last max_to_keep",
+    )
+    best_metric: str | None = setting(
+        None,
+        "Also keep the checkpoint with the best value of this metric, such as eval/NAME/score/mean@1; null: none.",
+        min_length=1,
+        elsewhere="metric_for_best_model",
+    )
+    best_mode: Literal["max", "min"] = setting(
+        "max", "Whether a high or a low best_metric is good.", elsewhere="greater_is_better"
+    )
+    asynchronous: bool = setting(
+        True, "Write while the next step runs.", elsewhere="async_save async_checkpointing use_async_checkpoint"
+    )
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -289,16 +243,36 @@ class RunConfig(Section):
         RewardSettings, "The reward function."
     )
     eval: EvalSettings = section(EvalSettings, "When and on what the policy is evaluated.")
-
-    @property
-    def model_parallel_size(self) -> int:
-        """Ranks that hold one copy of the model."""
-        return self.actor.parallel.tp_size * self.actor.parallel.pp_size
+    checkpoint: CheckpointSettings = section(CheckpointSettings, "When the whole run is written down.")
 
     @property
     def dp_size(self) -> int:
-        """Copies of the model, each fed with its own samples."""
-        return self.run.num_ranks // self.model_parallel_size
+        """Copies of the actor, each fed with its own samples."""
+        return self.dp_size_of(self.actor.parallel)
+
+    def dp_size_of(self, parallel: ParallelSettings) -> int:
+        """Copies of a model that is cut like this."""
+        return self.run.num_ranks // parallel.model_parallel_size
+
+    @property
+    def critic_parallel(self) -> ParallelSettings:
+        """How the critic is cut."""
+        return self.critic.parallel or self.actor.parallel
+
+    @property
+    def reference_parallel(self) -> ParallelSettings:
+        """How the reference model is cut."""
+        return self.reference.parallel or self.actor.parallel
+
+    @property
+    def critic_max_tokens(self) -> int:
+        """Tokens of one forward pass of the critic per rank."""
+        return self.critic.max_tokens_per_microbatch or self.actor.max_tokens_per_microbatch
+
+    @property
+    def reference_max_tokens(self) -> int:
+        """Tokens of one forward pass of the reference model per rank."""
+        return self.reference.max_tokens_per_microbatch or self.actor.max_tokens_per_microbatch
 
     @property
     def uses_critic(self) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megarl.config.algorithms import PolicyLossSettings, PpoSettings
-from megarl.config.layout import max_sequence_length, model_shape
+from megarl.config.layout import max_sequence_length, model_shape, roles_of
 from megarl.config.model_shape import ModelShape
+from megarl.config.parallel import ParallelSettings
 from megarl.config.phases import on_device, phases, residents
 from megarl.config.problems import show
 from megarl.config.schema import RunConfig
@@ -19,17 +20,22 @@ def summarise(config: RunConfig) -> str:
     shape = model_shape(config)
     parts = [
         _model(config, shape),
-        _layout(config, shape),
+        _layout(config),
         _batch(config),
         _phases(config),
+        _checkpoints(config),
         f"{config.run.name}: the configuration is valid.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def rank_of(config: RunConfig, tp: int, pp: int, dp: int) -> int:
-    """The global rank at these coordinates: tensor-parallel peers are neighbours, stages are furthest apart."""
-    return tp + config.actor.parallel.tp_size * (dp + config.dp_size * pp)
+    """The actor's global rank at these coordinates, the first of its context-parallel ranks.
+
+    Tensor-parallel peers are neighbours, then come context-parallel ones; stages are furthest apart.
+    """
+    parallel = config.actor.parallel
+    return tp + parallel.tp_size * parallel.cp_size * (dp + config.dp_size * pp)
 
 
 def _model(config: RunConfig, shape: ModelShape) -> str:
@@ -39,31 +45,106 @@ def _model(config: RunConfig, shape: ModelShape) -> str:
         ("size", f"{shape.num_parameters:,} parameters"),
         ("layers", f"{shape.num_layers} of hidden size {shape.hidden_size}, mlp {shape.intermediate_size}"),
         ("attention", f"{shape.num_heads} heads, {shape.num_kv_heads} kv heads, head size {shape.head_dim}"),
+        *_expert_rows(shape),
         ("vocabulary", f"{shape.vocab_size:,} tokens, at most {shape.max_positions:,} positions"),
     ]
     return "Model\n" + _table(rows)
 
 
-def _layout(config: RunConfig, shape: ModelShape) -> str:
-    tp_size, pp_size = config.actor.parallel.tp_size, config.actor.parallel.pp_size
-    layers = shape.num_layers // pp_size
-    rows = [("replica (dp)", "stage (pp)", "layers", "ranks (tp)")]
-    for dp in range(config.dp_size):
-        for pp in range(pp_size):
-            first, last = (rank_of(config, tp, pp, dp) for tp in (0, tp_size - 1))
-            span = _span(pp * layers, (pp + 1) * layers - 1)
-            rows.append((str(dp), str(pp), span, _span(first, last)))
-            if len(rows) > _MAX_ROWS + 1:
-                break
-        if len(rows) > _MAX_ROWS + 1:
-            break
-    total = config.dp_size * pp_size
+def _expert_rows(shape: ModelShape) -> list[tuple[str, str]]:
+    experts = shape.experts
+    if experts is None:
+        return []
+    shared = f", shared expert {experts.shared_intermediate_size}" if experts.shared_intermediate_size else ""
+    text = f"{experts.num_experts_per_token} of {experts.num_experts} per token, mlp {experts.intermediate_size}"
+    return [("experts", f"{text}{shared}, in {shape.num_sparse_layers} layers")]
+
+
+def _layout(config: RunConfig) -> str:
+    """The ranks of the actor, then one line per model."""
+    parallel = config.actor.parallel
+    shared = f" x cp {parallel.cp_size}" if parallel.cp_size > 1 else ""
+    product = f"tp {parallel.tp_size} x pp {parallel.pp_size}{shared} x dp {config.dp_size}"
+    title = f"Layout: {config.run.num_ranks} ranks = {product}, device {config.run.device}"
+    return "\n".join((title, _places(config), "", _table(_role_rows(config))))
+
+
+def _role_rows(config: RunConfig) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("model", "cut", "replicas (dp)", "layers per stage", "weights per rank")]
+    for role in roles_of(config):
+        if role.shape is not None:
+            cells = (
+                role.name,
+                _cut(role.parallel),
+                str(config.dp_size_of(role.parallel)),
+                _stages(role.parallel.layers_of_stages(role.shape.num_layers)),
+                f"{_largest_share(role.parallel, role.shape):,}",
+            )
+            rows.append(cells)
+    return rows
+
+
+def _stages(layers: tuple[int, ...]) -> str:
+    if len(set(layers)) == 1:
+        return f"{layers[0]} in each of {len(layers)}" if len(layers) > 1 else f"{layers[0]}"
+    return ", ".join(str(count) for count in layers[:_MAX_ROWS]) + (", ..." if len(layers) > _MAX_ROWS else "")
+
+
+def _cut(parallel: ParallelSettings) -> str:
+    """The sizes that are above 1."""
+    sizes = {
+        "tp + sp" if parallel.sequence_parallel else "tp": parallel.tp_size,
+        "pp": parallel.pp_size,
+        "vpp": parallel.vpp_size,
+        "cp": parallel.cp_size,
+        "ep": parallel.ep_size,
+    }
+    parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    if parallel.etp_size is not None:
+        parts.append(f"etp {parallel.etp_size}")
+    return " x ".join(parts) or "whole"
+
+
+def _largest_share(parallel: ParallelSettings, shape: ModelShape) -> int:
+    """Weights on the rank with the most, to about a percent: what is on every rank of a stage is not counted apart."""
+    counts = parallel.layers_of_stages(shape.num_layers)
+    first_layers = [sum(counts[:stage]) for stage in range(len(counts))]
+    shares = []
+    for rank in range(parallel.pp_size):
+        weights = shape.vocab_size * shape.hidden_size // parallel.tp_size if rank == 0 else 0
+        if rank == parallel.pp_size - 1:
+            # with tied embeddings the last stage has a copy of its own, unless it is the first one too
+            head = shape.head_parameters or (shape.vocab_size * shape.hidden_size if parallel.pp_size > 1 else 0)
+            weights += head // parallel.tp_size
+        for stage in range(rank, len(counts), parallel.pp_size):
+            for layer in range(first_layers[stage], first_layers[stage] + counts[stage]):
+                weights += _layer_share(parallel, shape, layer)
+        shares.append(weights)
+    return max(shares)
+
+
+def _layer_share(parallel: ParallelSettings, shape: ModelShape, layer: int) -> int:
+    attention = shape.attention_parameters // parallel.tp_size
+    if not shape.is_sparse(layer):
+        return attention + shape.dense_parameters // parallel.tp_size
+    experts = shape.expert_parameters // (parallel.ep_size * parallel.expert_tp_size)
+    return attention + experts + shape.routing_parameters // parallel.tp_size
+
+
+def _places(config: RunConfig) -> str:
+    parallel, num_layers = config.actor.parallel, model_shape(config).num_layers
+    layers = parallel.layers_of_stages(num_layers)
+    rows = [("replica (dp)", "stage (pp)", "layers", "ranks (tp, cp)" if parallel.cp_size > 1 else "ranks (tp)")]
+    total = config.dp_size * parallel.pp_size
+    for place in range(min(total, _MAX_ROWS)):
+        dp, pp = divmod(place, parallel.pp_size)
+        first = rank_of(config, 0, pp, dp)
+        last = first + parallel.tp_size * parallel.cp_size - 1
+        chunks = range(pp, len(layers), parallel.pp_size)
+        spans = [_span(sum(layers[:chunk]), sum(layers[: chunk + 1]) - 1) for chunk in chunks]
+        rows.append((str(dp), str(pp), ", ".join(spans), _span(first, last)))
     more = f"\n  ... and {total - _MAX_ROWS} more rows" if total > _MAX_ROWS else ""
-    title = (
-        f"Layout: {config.run.num_ranks} ranks = tp {tp_size} x pp {pp_size} x dp {config.dp_size}, "
-        f"device {config.run.device}"
-    )
-    return f"{title}\n" + _table(rows[: _MAX_ROWS + 1]) + more
+    return _table(rows) + more
 
 
 def _span(first: int, last: int) -> str:
@@ -114,6 +195,19 @@ def _phases(config: RunConfig) -> str:
     rows = [("phase", *models)]
     rows += [(phase.name, *(on_device(config, phase, model) for model in models)) for phase in phases(config)]
     return "Phases of a step, and what is on the device\n" + _table(rows)
+
+
+def _checkpoints(config: RunConfig) -> str:
+    settings = config.checkpoint
+    when = f"every {settings.every} steps, at the end" if settings.every else "at the end"
+    best = f" and the best by {settings.best_metric} ({settings.best_mode})" if settings.best_metric else ""
+    how = "while the next step runs" if settings.asynchronous else "before the next step"
+    rows = [
+        ("when", f"{when} and when the run is stopped"),
+        ("kept", f"the newest {settings.keep}{best}"),
+        ("written", how),
+    ]
+    return "Checkpoints\n" + _table(rows)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -66,6 +66,11 @@ class MicroBatch:
         return cls(**{name: torch.from_numpy(array).to(device) for name, array in tree.items()})
 
 
+# A microbatch's columns with one number per sequence, and those with one number per token: all but the boundaries.
+SEQUENCE_COLUMNS = ("sample_index", "rewards", "credit")
+TOKEN_COLUMNS = tuple(f.name for f in fields(MicroBatch) if f.name not in (*SEQUENCE_COLUMNS, "cu_seqlens"))
+
+
 @dataclass(slots=True)
 class MiniBatch:
     """This rank's share of one optimizer step. The counts are global: over all data-parallel ranks."""

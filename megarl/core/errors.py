@@ -55,3 +55,9 @@ class StorageError(MegarlError):
     """The disk is full or refuses to be written. Codes MRL-7xxx."""
 
     exit_code = 74
+
+
+class Preempted(MegarlError):
+    """The run was asked to stop, saved everything and can go on later. Codes MRL-8xxx."""
+
+    exit_code = 75

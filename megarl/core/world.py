@@ -30,7 +30,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All ranks of the run. Every method that communicates is a collective: every rank must call it."""
+    """All ranks of the run, as one model is laid out over them: models may be laid out differently, and then each has
+    its own world over the same ranks. Every method that communicates is a collective: every rank must call it.
+    """
 
     rank: int
     size: int
@@ -39,7 +41,14 @@ class World:
     control_group: dist.ProcessGroup
     tp: Axis
     pp: Axis
+    # ranks that hold the same part of the model and see different samples
     dp: Axis
+    # ranks that share the tokens of every sequence
+    cp: Axis
+    # how the experts of a sparse model are dealt out: whole ones, parts of one, and copies of the same part
+    ep: Axis
+    etp: Axis
+    edp: Axis
     # data-parallel coordinate of every rank, so that the driver knows whose batch goes where
     dp_rank_of: tuple[int, ...]
 
@@ -55,8 +64,8 @@ class World:
 
     @property
     def reports_losses(self) -> bool:
-        """Tensor-parallel ranks hold identical losses; exactly one of them reports each."""
-        return self.is_last_stage and self.tp.rank == 0
+        """Tensor- and context-parallel ranks hold identical losses; exactly one of them reports each."""
+        return self.is_last_stage and self.tp.rank == 0 and self.cp.rank == 0
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -1,18 +1,15 @@
 """From scored groups to packed tensors, one `TrainBatch` per data-parallel rank.
 
 The layout never changes the maths: which samples share an optimizer step, and how much each token counts in it, depend
-on the order of the samples alone. `dp_size` and the token budget only decide where, and in which company, a sequence is
-computed. Everything here is pure.
+on the order of the samples alone. The rest of a `PackPlan` only decides where, and in which company, a sequence is
+computed (see `data.plan`). Everything here is pure.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,26 +18,11 @@ from numpy.typing import NDArray
 from megarl.config.algorithms import LossAggregation
 from megarl.core.batch import MicroBatch, MiniBatch, TrainBatch
 from megarl.core.sample import Group, Sample
+from megarl.data.plan import PackPlan, plan_minibatch
 
-_AGGREGATIONS = get_args(LossAggregation)
+__all__ = ["FILLER", "PackPlan", "pack"]
 
 FILLER = -1
-
-
-@dataclass(frozen=True, slots=True)
-class PackPlan:
-    """How a step is cut up. ``max_tokens_per_microbatch`` counts prompts too; a longer sequence travels alone."""
-
-    dp_size: int
-    num_minibatches: int
-    max_tokens_per_microbatch: int
-    loss_aggregation: LossAggregation = "token-mean"
-
-    def __post_init__(self) -> None:
-        if min(self.dp_size, self.num_minibatches, self.max_tokens_per_microbatch) < 1:
-            raise ValueError(f"sizes of a pack plan must be at least 1: {self}")
-        if self.loss_aggregation not in _AGGREGATIONS:
-            raise ValueError(f"loss_aggregation must be one of {_AGGREGATIONS}, not {self.loss_aggregation!r}")
 
 
 class _Placed(NamedTuple):
@@ -67,40 +49,6 @@ def pack(groups: Sequence[Group], plan: PackPlan) -> list[TrainBatch]:
     return batches
 
 
-def plan_minibatch(lengths: Sequence[int], dp_size: int, budget: int) -> list[list[list[int]]]:
-    """Which sequences each rank computes together: ``plan[dp_rank][microbatch]`` lists indices into ``lengths``.
-
-    Every index occurs exactly once. Ranks are balanced by tokens (longest first to the least loaded); a microbatch
-    keeps to the budget unless its only sequence exceeds it. Longest first also lets similar lengths share a microbatch.
-    """
-    order: list[int] = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
-    shares: list[list[int]] = [[] for _ in range(dp_size)]
-    loads = [(0, rank) for rank in range(dp_size)]
-    for index in order:
-        load, rank = loads[0]
-        shares[rank].append(index)
-        heapq.heapreplace(loads, (load + lengths[index], rank))
-    return [_best_fit(share, lengths, budget) for share in shares]
-
-
-def _best_fit(share: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Put each sequence into the fullest microbatch that still has room for it, or open a new one."""
-    microbatches: list[list[int]] = []
-    open_rooms: list[tuple[int, int]] = []  # (room, microbatch), sorted
-    for index in share:
-        length = lengths[index]
-        position = bisect_left(open_rooms, (length, -1))
-        if position == len(open_rooms):
-            room, microbatch = budget, len(microbatches)
-            microbatches.append([])
-        else:
-            room, microbatch = open_rooms.pop(position)
-        microbatches[microbatch].append(index)
-        if room > length:
-            insort(open_rooms, (room - length, microbatch))
-    return microbatches
-
-
 def _split_groups(groups: Sequence[Group], num_parts: int) -> list[Sequence[Group]]:
     """Consecutive parts whose numbers of groups differ by at most one; none is empty."""
     num_parts = min(num_parts, len(groups))
@@ -116,14 +64,15 @@ def _pack_minibatch(samples: Sequence[Sample], first_index: int, plan: PackPlan)
         _Placed(sample, first_index + position, float(weights[position])) for position, sample in enumerate(samples)
     ]
     lengths = [len(sample.token_ids) for sample in samples]
-    minibatches = []
-    for share in plan_minibatch(lengths, plan.dp_size, plan.max_tokens_per_microbatch):
-        # Pipelines and collectives need every rank to run something.
-        composition = [[sequences[index] for index in microbatch] for microbatch in share] or [[_filler(samples)]]
-        minibatches.append(
-            MiniBatch([_build(microbatch) for microbatch in composition], int(num_loss_tokens.sum()), len(samples))
+    silent = _filler(samples)
+    return [
+        MiniBatch(
+            [_build([sequences[index] for index in microbatch.tolist()] or [silent]) for microbatch in share],
+            int(num_loss_tokens.sum()),
+            len(samples),
         )
-    return minibatches
+        for share in plan_minibatch(lengths, plan)
+    ]
 
 
 def _token_weights(num_loss_tokens: NDArray[np.int64], aggregation: LossAggregation) -> NDArray[np.float64]:

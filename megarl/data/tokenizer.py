@@ -64,6 +64,15 @@ class Tokenizer:
         text: str = self._backend.decode([int(token) for token in ids], skip_special_tokens=skip_special)
         return text
 
+    def to_files(self) -> dict[str, str]:
+        """The content of a ``tokenizer.json`` and ``tokenizer_config.json`` that `transformers` reads as this one."""
+        eos_token = self._backend.id_to_token(self.eos_token_id)
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos_token}
+        return {
+            "tokenizer.json": self._backend.to_str(),
+            "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
+        }
+
     def why_not_encodable(self, text: str) -> str | None:
         """One sentence that names what cannot be encoded, or None. Much cheaper than encoding."""
         if self._outside_alphabet is not None:

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import IO
 
-from megarl.core.errors import EXIT_INTERNAL, EXIT_OK
+from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, Preempted
 from megarl.run.directory import RunDirectory
+from megarl.run.stop import SIGNALS, StopRequest
 
 # How a rank learns that this process started it, and where to leave its last words.
 LAUNCHER = "MEGARL_LAUNCHER"
@@ -22,23 +23,44 @@ LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
 LAST_WORDS = "MEGARL_LAST_WORDS"
 INIT_METHOD = "MEGARL_INIT_METHOD"
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
-_SECONDS_TO_LEAVE = 5.0
+_EXIT_BY_SIGNAL = 128  # plus the signal's number: what a shell reports
+# How long ranks may take to leave by themselves when one has left, or is gone.
+_SECONDS_TO_LEAVE = 2.0
 
 
 def run_ranks(num_ranks: int, directory: RunDirectory) -> int:
-    """Run all ranks to the end. The first failure ends the others and decides the exit code."""
-    # A polite request to stop must not skip the tidying up below.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    """Run all ranks to the end. The first failure ends the others and decides the exit code.
+
+    A request to stop is passed on: the ranks finish their step, save, and leave. The second request ends them at once.
+    """
     with tempfile.TemporaryDirectory(prefix="megarl-") as meeting_place:
         ranks = [_start(rank, num_ranks, directory, Path(meeting_place)) for rank in range(num_ranks)]
+        stop = StopRequest()
         try:
+            _pass_signals_on(stop, ranks)
             failed = _wait(ranks)
+        except SystemExit:
+            _end(ranks, 0.0)
+            raise
         finally:
-            _end(ranks)
+            _end(ranks, _SECONDS_TO_LEAVE)
         if failed is None:
             return EXIT_OK
-        return _report(failed, ranks[failed].returncode, Path(meeting_place), directory)
+        return _report(failed, ranks[failed].returncode, Path(meeting_place), directory, stop)
+
+
+def _pass_signals_on(stop: StopRequest, ranks: list[subprocess.Popen[bytes]]) -> None:
+    def handle(number: int, _: object) -> None:
+        if stop.take(number, time.monotonic()):
+            for known in SIGNALS:  # tidying up is quick, and impatience must not cut it short
+                signal.signal(known, signal.SIG_IGN)
+            sys.exit(_EXIT_BY_SIGNAL + number)
+        for process in ranks:
+            process.send_signal(number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
+            signal.signal(number, handle)
 
 
 def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Path) -> subprocess.Popen[bytes]:
@@ -59,7 +81,7 @@ def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Pa
     command = [sys.executable, "-m", "megarl", "train", str(directory.resolved_config)]
     if rank == 0:
         return _spawn(command, environment, None)
-    with open(directory.logs / f"rank_{rank}.log", "wb") as log:
+    with open(directory.logs / f"rank_{rank}.log", "ab") as log:
         return _spawn(command, environment, log)
 
 
@@ -90,13 +112,10 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
             os.close(descriptor)
 
 
-def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Ask the remaining ranks to leave; insist after a few seconds."""
-    running = [process for process in ranks if process.poll() is None]
-    for process in running:
-        process.terminate()
-    deadline = time.monotonic() + _SECONDS_TO_LEAVE
-    for process in running:
+def _end(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait so long for the remaining ranks; who is still there then waits for somebody who is gone."""
+    deadline = time.monotonic() + seconds
+    for process in ranks:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -104,7 +123,7 @@ def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirectory) -> int:
+def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirectory, stop: StopRequest) -> int:
     """One voice: the failure that explains the others, told once."""
     explained = _last_words(meeting_place)
     # A rank that the kernel killed says nothing; what its neighbours say is only that it is gone.
@@ -112,11 +131,19 @@ def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirec
         message, code = explained
         sys.stderr.write(f"{message}\n")
         return code
+    if stop.received is not None and returncode in (-stop.received, _EXIT_BY_SIGNAL + stop.received):
+        # It was asked to stop before it could listen.
+        early = Preempted("MRL-8001", f"stopped by {stop.received.name} at the start.\nRun the same command to go on.")
+        sys.stderr.write(f"{early}\n")
+        return early.exit_code
     if returncode < 0:
         what = f"was ended by signal {signal.Signals(-returncode).name}"
     else:
         what = f"ended with exit code {returncode}"
-    sys.stderr.write(f"MRL-9002 rank {rank} {what} and left no message. See {directory.logs}.\n")
+    sys.stderr.write(
+        f"MRL-9002 rank {rank} {what} and left no message. See {directory.logs}.\n"
+        "Run the same command to go on from the last checkpoint.\n"
+    )
     return EXIT_INTERNAL
 
 

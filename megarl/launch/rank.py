@@ -16,14 +16,16 @@ from pathlib import Path
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError
 from megarl.launch.local import INIT_METHOD, LAST_WORDS, LAUNCHER, LAUNCHER_PID
-from megarl.run.directory import claim
+from megarl.run.stop import StopRequest, watch_signals
 
 _PR_SET_PDEATHSIG = 1
 
 
-def run_launched_rank(config: RunConfig, size: int) -> int:
+def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
     """Run this process's rank; returns its exit code and leaves its last words where the launcher asked for them."""
     rank = int(os.environ["RANK"])
+    stop = StopRequest()
+    watch_signals(stop, lambda number: os._exit(128 + number))
     if os.environ.get(LAUNCHER) == "local":
         # Should megarl itself be killed, its ranks must not live on.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -33,7 +35,7 @@ def run_launched_rank(config: RunConfig, size: int) -> int:
     # Megatron and torch warn about missing GPU packages and future deprecations; none is the user's to mend.
     warnings.filterwarnings("ignore")
     try:
-        _train(config, rank, size)
+        _train(config, rank, size, stop, fresh=fresh)
         return EXIT_OK
     except MegarlError as error:
         _leave_last_words(rank, str(error), error.exit_code)
@@ -49,21 +51,24 @@ def run_launched_rank(config: RunConfig, size: int) -> int:
     os._exit(code)
 
 
-def _train(config: RunConfig, rank: int, size: int) -> None:
+def _train(config: RunConfig, rank: int, size: int, stop: StopRequest, *, fresh: bool) -> None:
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    from megarl.models.setup import Rendezvous, start_world, stop_world
+    from megarl.models.rendezvous import Rendezvous
+    from megarl.models.setup import start_world, stop_world
+    from megarl.run.resume import take_up
     from megarl.run.session import run_session
 
-    parallel = config.actor.parallel
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     rendezvous = Rendezvous(rank, size, local_rank, os.environ.get(INIT_METHOD, "env://"))
-    world = start_world(rendezvous, config.run.device, parallel.tp_size, parallel.pp_size)
+    world = start_world(rendezvous, config.run.device, config.actor.parallel)
     # The local launcher claimed the run directory; under any other launcher the driver does, and holds it to the end.
     is_local = os.environ.get(LAUNCHER) == "local"
-    claimed = claim(config) if rank == 0 and not is_local else None
-    run_session(config, world, Path(config.run.dir) / config.run.name, inputs_checked=is_local)
+    claimed = take_up(config, fresh=fresh) if rank == 0 and not is_local else None
+    is_finished = world.broadcast(claimed is None and not is_local)
+    if not is_finished:
+        run_session(config, world, Path(config.run.dir) / config.run.name, stop, inputs_checked=is_local)
     if claimed is not None:
         claimed.release()
     stop_world()

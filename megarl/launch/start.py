@@ -6,20 +6,20 @@ import os
 
 from megarl.config.algorithms import CustomAlgorithm
 from megarl.config.schema import RunConfig
-from megarl.core.errors import ConfigError
+from megarl.core.errors import EXIT_OK, ConfigError
 from megarl.launch.local import run_ranks
-from megarl.run.directory import claim
+from megarl.run.resume import take_up
 
 
-def start_training(config: RunConfig) -> int:
-    """Train to the end; returns the exit code."""
+def start_training(config: RunConfig, *, fresh: bool) -> int:
+    """Train to the end; returns the exit code. A run that was begun goes on, unless ``fresh``."""
     if config.run.device == "cpu":
         # Before anything imports torch: Megatron must not find a GPU that the run shall not use.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from megarl.launch.rank import run_launched_rank
 
-        return run_launched_rank(config, _launched_size(config))
+        return run_launched_rank(config, _launched_size(config), fresh=fresh)
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
     from megarl.run.inputs import open_inputs
 
@@ -28,7 +28,9 @@ def start_training(config: RunConfig) -> int:
         from megarl.algorithms.choose import build_algorithm
 
         build_algorithm(config.algorithm)
-    directory = claim(config)
+    directory = take_up(config, fresh=fresh)
+    if directory is None:
+        return EXIT_OK
     try:
         return run_ranks(config.run.num_ranks, directory)
     finally:

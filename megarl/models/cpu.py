@@ -18,7 +18,7 @@ import importlib.machinery
 import importlib.metadata
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,15 +32,23 @@ RELIED_ON: dict[str, str] = {
     "megatron.core.tensor_parallel.random:_set_cuda_rng_state": "replaced: CPU generator state",
     "megatron.core.tensor_parallel.random:_get_cuda_rng_state": "rewritten: CPU generator state",
     "megatron.core.tensor_parallel.random:CudaRNGStatesTracker": "rewritten",
+    "megatron.core.tensor_parallel.random:get_cuda_rng_tracker": "its states are saved and restored",
     "megatron.core.tensor_parallel.random:model_parallel_cuda_manual_seed": "called",
     "megatron.core.tensor_parallel.layers:set_tensor_model_parallel_attributes": "called",
     "megatron.core.parallel_state:initialize_model_parallel": "called",
     "megatron.core.process_groups_config:ProcessGroupCollection": "called",
     "megatron.core.packed_seq_params:PackedSeqParams": "subclassed",
     "megatron.core.models.gpt.gpt_model:GPTModel": "built",
-    "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_local_spec": "called",
-    "megatron.core.transformer.transformer_block:TransformerBlockSubmodules": "built",
-    "megatron.core.transformer.spec_utils:ModuleSpec": "built",
+    "megatron.core.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec": "called",
+    "megatron.core.transformer.transformer_block:TransformerBlockSubmodules": "changed: our norm, our attention",
+    "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu": "replaced: CPU tensors to numbers, too",
+    "megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu": "replaced: the same",
+    "megatron.core.tensor_parallel.mappings:_gather_along_first_dim": "wrapped: uneven ranks on gloo",
+    "megatron.core.tensor_parallel.mappings:_reduce_scatter_along_first_dim": "wrapped: uneven ranks on gloo",
+    "megatron.core.tensor_parallel.mappings:copy_to_tensor_model_parallel_region": "called",
+    "megatron.core.tensor_parallel.mappings:gather_from_sequence_parallel_region": "called",
+    "megatron.core.optimizer.cpu_offloading:HybridDeviceOptimizer": "recognised; works on CUDA only",
+    "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer": "its shards are saved and restored",
     "megatron.core.pipeline_parallel.schedules:get_forward_backward_func": "called",
     "megatron.core.distributed:DistributedDataParallel": "built",
     "megatron.core.distributed:finalize_model_grads": "called",
@@ -63,8 +71,34 @@ def install() -> None:
             f"Missing there: {missing_symbols() or 'nothing that we know of'}"
         )
     sys.meta_path.insert(0, _Finder())
-    random = importlib.import_module("megatron.core.tensor_parallel.random")
-    vars(random)["_set_cuda_rng_state"] = _set_rng_state
+
+
+def _patch_random(module: Any) -> None:
+    module._set_cuda_rng_state = _set_rng_state
+
+
+def _patch_mappings(module: Any) -> None:
+    module._gather_along_first_dim = _evenly(module._gather_along_first_dim, _gather_padded)
+    module._reduce_scatter_along_first_dim = _evenly(module._reduce_scatter_along_first_dim, _reduce_scatter_padded)
+
+
+def _patch_routing(module: Any) -> None:
+    # Megatron looks at this name without Transformer Engine, too, and only then finds it undefined
+    module.te_general_gemm = None
+    _patch_dispatcher(module)
+
+
+def _patch_dispatcher(module: Any) -> None:
+    module.maybe_move_tensor_to_cpu = _to_host
+
+
+# what is changed in a module right after it was imported
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "megatron.core.tensor_parallel.random": _patch_random,
+    "megatron.core.tensor_parallel.mappings": _patch_mappings,
+    "megatron.core.transformer.moe.moe_utils": _patch_routing,
+    "megatron.core.transformer.moe.token_dispatcher": _patch_dispatcher,
+}
 
 
 def missing_symbols() -> list[str]:
@@ -120,6 +154,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module)[_NAMESPACE] = _CUDA
         super().exec_module(module)
+        if module.__name__ in _PATCHES:
+            _PATCHES[module.__name__](module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -132,6 +168,38 @@ class _Finder(importlib.abc.MetaPathFinder):
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
+
+
+def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001
+    """Megatron's own converts CUDA tensors only, and would hand tensors to collectives that want numbers."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
+def _evenly(even: Callable[..., Any], padded: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective of Megatron's that also takes ranks with different numbers of rows, which gloo's do not."""
+
+    def collective(rows: torch.Tensor, group: Any, split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if split_sizes is None or group.size() == 1:
+            return even(rows, group, None, use_global_buffer)
+        sizes = [int(size) for size in split_sizes]
+        return padded(even, rows, group, sizes)
+
+    return collective
+
+
+def _gather_padded(even: Callable[..., Any], rows: torch.Tensor, group: Any, sizes: list[int]) -> torch.Tensor:
+    parts = even(_pad(rows, max(sizes)), group).chunk(len(sizes))
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _reduce_scatter_padded(even: Callable[..., Any], rows: torch.Tensor, group: Any, sizes: list[int]) -> torch.Tensor:
+    padded = torch.cat([_pad(part, max(sizes)) for part in torch.split(rows, sizes)])
+    reduced: torch.Tensor = even(padded, group)
+    return reduced[: sizes[group.rank()]]
+
+
+def _pad(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    return torch.cat([rows, rows.new_zeros(num_rows - rows.size(0), *rows.shape[1:])])
 
 
 def _set_rng_state(new_state: torch.Tensor, device: int = -1, graph_safe: bool = False) -> None:  # noqa: ARG001

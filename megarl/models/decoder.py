@@ -6,21 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from megatron.core.models.gpt.gpt_model import GPTModel
 
 from megarl.config.model_shape import ModelShape
-from megarl.core.batch import MicroBatch
-from megarl.core.world import World
-from megarl.models.build import build_gpt, padded_vocab_size, valid_vocab_columns
+from megarl.models.build import ModelOptions, build_chunks, padded_vocab_size
+from megarl.models.cuts import Parameter
+from megarl.models.heads import ValueHead, VocabularyHead
 from megarl.models.hf_weights import (
     WeightSource,
     export_weights,
     import_weights,
     random_weights,
     safetensors_weights,
+    take_exported,
 )
-from megarl.models.parameter_table import parameter_table, value_table
-from megarl.ops.logprobs import align_to_tokens, next_tokens, token_logprobs
+from megarl.models.layout import Layout
+from megarl.models.packed import PackedMicroBatch
+from megarl.models.parameter_table import Naming, has_value_bias, stage_tables
+from megarl.ops.logprobs import align_to_tokens, hidden_logprobs, next_tokens
 
 
 def initial_weights(shape: ModelShape, path: Path | None, seed: int) -> WeightSource:
@@ -28,72 +30,84 @@ def initial_weights(shape: ModelShape, path: Path | None, seed: int) -> WeightSo
     return safetensors_weights(path) if path is not None else random_weights(seed, shape.initializer_range)
 
 
-class LanguageModel:
-    """A decoder with a vocabulary head: log-probs and entropies of packed tokens."""
+class Decoder:
+    """This rank's chunks of a decoder, and where its weights belong. Subclasses say what its last stage does."""
 
-    def __init__(self, shape: ModelShape, world: World, source: WeightSource) -> None:
-        self._world = world
-        self._shape = shape
-        self.module: GPTModel = build_gpt(shape, world)
-        self._tables = [
-            parameter_table(shape, world.pp.size, stage, fused_norms=world.device.type == "cuda")
-            for stage in range(world.pp.size)
-        ]
-        import_weights(self.module, self._tables[world.pp.rank], source, world)
+    value_head = False
 
-    def token_logprobs(
-        self, output: torch.Tensor, micro: MicroBatch, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T] log-probs and entropies, aligned to the tokens, of this rank's ``[T, columns]`` logits."""
-        width = padded_vocab_size(self._shape, self._world.tp.size) // self._world.tp.size
-        logits = output[:, : valid_vocab_columns(self._shape, self._world)]
-        logprobs, entropy = token_logprobs(
-            logits, next_tokens(micro.token_ids), self._world.tp.group, self._world.tp.rank * width, temperature
-        )
-        return align_to_tokens(logprobs), align_to_tokens(entropy)
+    def __init__(self, shape: ModelShape, layout: Layout, options: ModelOptions, source: WeightSource) -> None:
+        self.shape = shape
+        self.layout = layout
+        self.options = options
+        naming = Naming(layout.world.device.type == "cuda", self.value_head, layout.parallel.ep_size)
+        self.tables = stage_tables(shape, layout.chunk_layers(shape.num_layers), naming)
+        with layout.active():
+            self.chunks = build_chunks(shape, layout, options)
+            if layout.world.is_last_stage:
+                last = self.chunks[-1]
+                last.output_layer = (
+                    ValueHead(last, bias=has_value_bias(shape)) if self.value_head else VocabularyHead(last)
+                )
+            if self.value_head:
+                for chunk in self.chunks:
+                    chunk.share_embeddings_and_output_weights = False
+            import_weights(self.chunks, self.table, source, layout.world)
+
+    @property
+    def table(self) -> list[Parameter]:
+        """The parameters of this rank's pipeline stage."""
+        return self.tables[self.layout.world.pp.rank]
 
     def export(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Buckets of (Hugging Face name, whole tensor). Collective over the replica's ranks."""
-        return export_weights(self.module, self._tables, self._world)
+        """Buckets of (Hugging Face name, whole tensor). Collective: every rank must run it to its end."""
+        return export_weights(self.chunks, self.tables, self.layout.world)
+
+    def copy_from(self, source: Decoder) -> None:
+        """Take over the weights of a decoder of the same shape, in whatever layout; heads of another kind stay.
+        Collective.
+        """
+        for bucket in source.export():
+            take_exported(self.chunks, self.table, self.layout.world, dict(bucket))
 
 
-class ValueHead(torch.nn.Module):
-    """One number per token, in the place of Megatron's vocabulary layer and with its calling convention.
+class LanguageModel(Decoder):
+    """A decoder with a vocabulary head: log-probs and entropies of packed tokens."""
 
-    Tensor-parallel ranks hold the same hidden states and the same weights, so no communication is needed.
-    """
+    def token_logprobs(
+        self, hidden: torch.Tensor, packed: PackedMicroBatch, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T] log-probs and entropies, aligned to the tokens, from the last stage's ``[local tokens, hidden]``.
+        Collective over tensor- and context-parallel ranks.
+        """
+        tp = self.layout.world.tp
+        width = padded_vocab_size(self.shape, tp.size) // tp.size
+        first_column = tp.rank * width
+        logprobs, entropy = hidden_logprobs(
+            hidden,
+            self._output_weight(),
+            next_tokens(packed.micro.token_ids)[packed.token_index],
+            group=tp.group,
+            first_column=first_column,
+            num_columns=max(0, min(width, self.shape.vocab_size - first_column)),
+            temperature=temperature,
+            chunk_tokens=self.options.logprob_chunk_tokens,
+        )
+        # apart, so that an entropy that no loss uses costs nothing in the backward pass
+        return align_to_tokens(packed.to_tokens(logprobs)), align_to_tokens(packed.to_tokens(entropy))
 
-    def __init__(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype, device=device))
-
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        weight: None = None,  # noqa: ARG002
-        runtime_gather_output: bool | None = None,  # noqa: ARG002
-    ) -> tuple[torch.Tensor, None]:
-        """[T, 1, hidden] -> ([T, 1, 1], no bias), in fp32."""
-        return torch.nn.functional.linear(hidden.float(), self.weight.float()), None
+    def _output_weight(self) -> torch.Tensor:
+        last = self.chunks[-1]
+        weight: torch.Tensor = (
+            last.shared_embedding_or_output_weight() if self.shape.tied_embeddings else last.output_layer.weight
+        )
+        return weight
 
 
-def build_value_module(shape: ModelShape, world: World, source: WeightSource) -> GPTModel:
-    """A decoder whose last stage ends in a `ValueHead`."""
-    module = build_gpt(shape, world)
-    module.share_embeddings_and_output_weights = False
-    if world.is_last_stage:
-        dtype = next(module.parameters()).dtype
-        module.output_layer = ValueHead(shape.hidden_size, dtype, world.device)
-    table = value_table(shape, world.pp.size, world.pp.rank, fused_norms=world.device.type == "cuda")
-    import_weights(module, table, source, world)
-    return module
+class ValueModel(Decoder):
+    """A decoder with one number per token: a critic's values, or a reward model's scores."""
 
+    value_head = True
 
-@torch.no_grad()
-def copy_weights(source: GPTModel, target: GPTModel) -> None:
-    """Copy every parameter that both models have (a value head has no twin and stays). The layouts must be equal."""
-    theirs = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        twin = theirs.get(name)
-        if twin is not None and twin.shape == parameter.shape:
-            parameter.copy_(twin)
+    def token_values(self, output: torch.Tensor, packed: PackedMicroBatch) -> torch.Tensor:
+        """[T] values, each of what was read up to and including its token. Collective over context-parallel ranks."""
+        return packed.to_tokens(output[:, 0])

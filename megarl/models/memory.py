@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -71,27 +71,31 @@ class ScratchPart:
         return sum(storage.nbytes() for storage in self._storages())
 
 
-def weights_part(module: torch.nn.Module) -> OffloadablePart:
+def weights_part(chunks: Sequence[torch.nn.Module]) -> OffloadablePart:
     """A model's parameters and buffers. Parameters that are views of one buffer are moved once, with the buffer."""
 
     def storages() -> Iterable[torch.UntypedStorage]:
-        return _distinct(tensor.untyped_storage() for tensor in [*module.parameters(), *module.buffers()])
+        tensors = (tensor for chunk in chunks for tensor in [*chunk.parameters(), *chunk.buffers()])
+        return _distinct(tensor.untyped_storage() for tensor in tensors)
 
     return OffloadablePart(storages)
 
 
 def gradients_part(trainable: Trainable) -> ScratchPart:
     """The flat gradient buffers."""
-    buffers = [*trainable.ddp.buffers, *trainable.ddp.expert_parallel_buffers]
+    buffers = [buffer for chunk in trainable.chunks for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers]]
     return ScratchPart(lambda: [buffer.grad_data.untyped_storage() for buffer in buffers])
 
 
 def optimizer_part(trainable: Trainable) -> OffloadablePart:
     """Adam's moments, and the fp32 masters of bf16 weights. Step counters are a few bytes and stay."""
+    device = next(trainable.model.chunks[0].parameters()).device
 
     def storages() -> Iterable[torch.UntypedStorage]:
         moments = (state[key] for state in trainable.moments() for key in ("exp_avg", "exp_avg_sq") if key in state)
-        return _distinct(tensor.untyped_storage() for tensor in [*moments, *trainable.main_weights()])
+        tensors = [*moments, *trainable.main_weights()]
+        # an optimizer on the host has nothing to move
+        return _distinct(tensor.untyped_storage() for tensor in tensors if tensor.device == device)
 
     return OffloadablePart(storages)
 

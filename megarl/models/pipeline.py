@@ -1,6 +1,7 @@
 """One packed pass over micro-batches through Megatron's pipeline schedules, forward only or with gradients.
 
-The schedule is Megatron's own (no pipelining, or 1F1B), so the same three functions serve every layout.
+The schedule is Megatron's own (no pipelining, 1F1B, or interleaved 1F1B), so the same three functions serve every
+layout. The layout must be active.
 """
 
 from __future__ import annotations
@@ -16,31 +17,33 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
 from megarl.core.batch import MicroBatch
 from megarl.core.world import World
-from megarl.models.local_layers import PackedSequences, pack_sequences
+from megarl.models.layout import Layout
+from megarl.models.packed import PackedMicroBatch, pack_microbatches
 
-# the model's output for one micro-batch, squeezed to [T, columns] -> whatever the caller wants of it
-Read = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
+# the last stage's output for one micro-batch, [local tokens, columns] -> whatever the caller wants of it
+Read = Callable[[torch.Tensor, PackedMicroBatch], torch.Tensor]
 
 
 def forward_only(
-    model: torch.nn.Module, microbatches: Sequence[MicroBatch], read: Read, world: World
+    chunks: Sequence[torch.nn.Module], microbatches: Sequence[MicroBatch], read: Read, layout: Layout
 ) -> list[torch.Tensor]:
     """``read`` of every micro-batch's output, on every rank of the replica: ``[k, T]`` tensors, without gradients.
 
     Only the last stage has outputs; it broadcasts what ``read`` made of them to the other stages. Collective.
     """
 
-    def collect(micro: MicroBatch, output: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:  # noqa: ARG001
-        return read(output[0], micro)
+    def collect(packed: PackedMicroBatch, output: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:  # noqa: ARG001
+        return read(output[0], packed)
 
-    model.eval()
+    for chunk in chunks:
+        chunk.eval()
     with torch.no_grad():
-        results = _run(model, microbatches, collect, forward_only=True)
-    return _broadcast_from_last_stage(results, microbatches, world)
+        results = _run(chunks, microbatches, collect, layout, forward_only=True)
+    return _broadcast_from_last_stage(results, microbatches, layout.world)
 
 
 def forward_backward(
-    model: torch.nn.Module, microbatches: Sequence[MicroBatch], loss: Callable[[torch.Tensor, MicroBatch], torch.Tensor]
+    chunks: Sequence[torch.nn.Module], microbatches: Sequence[MicroBatch], loss: Read, layout: Layout
 ) -> None:
     """Add the gradients of sum(loss) to the model's gradient buffers, summed over data-parallel ranks. Collective.
 
@@ -48,11 +51,12 @@ def forward_backward(
     """
     no_tokens = torch.zeros((), dtype=torch.int)
 
-    def scored(micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return loss(output[0], micro), no_tokens.to(output.device), None
+    def scored(packed: PackedMicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return loss(output[0], packed), no_tokens.to(output.device), None
 
-    model.train()
-    _run(model, microbatches, scored, forward_only=False)
+    for chunk in chunks:
+        chunk.train()
+    _run(chunks, microbatches, scored, layout, forward_only=False)
 
 
 def sum_gradients(model: list[torch.nn.Module], num_tokens: Any = None, **keywords: Any) -> None:  # noqa: ARG001
@@ -63,27 +67,35 @@ def sum_gradients(model: list[torch.nn.Module], num_tokens: Any = None, **keywor
 
 
 def _run(
-    model: torch.nn.Module, microbatches: Sequence[MicroBatch], consume: Callable[..., Any], *, forward_only: bool
+    chunks: Sequence[torch.nn.Module],
+    microbatches: Sequence[MicroBatch],
+    consume: Callable[..., Any],
+    layout: Layout,
+    *,
+    forward_only: bool,
 ) -> list[Any]:
-    packed = [(micro, pack_sequences(micro.cu_seqlens)) for micro in microbatches]
+    batches = pack_microbatches(microbatches, layout)
 
-    def forward_step(batches: Iterator[tuple[MicroBatch, PackedSequences]], module: torch.nn.Module) -> Any:
-        micro, sequences = next(batches)
+    def forward_step(coming: Iterator[PackedMicroBatch], module: torch.nn.Module) -> Any:
+        packed = next(coming)
         output = module(
-            input_ids=micro.token_ids[None],
-            position_ids=micro.positions[None],
+            input_ids=packed.token_ids[None],
+            # positions are told by the packing record; rotary embeddings need no more
+            position_ids=None,
             attention_mask=None,
-            packed_seq_params=sequences,
+            packed_seq_params=packed.sequences,
         )
-        return output, partial(consume, micro)
+        return output, partial(consume, packed)
 
+    # every chunk of an interleaved pipeline goes through all micro-batches
+    iterators = [iter(batches) for _ in chunks]
     results: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(packed),
-        model=[model],
-        num_microbatches=len(packed),
-        # lengths vary; with variable_seq_lengths the stages tell each other every tensor's shape
-        seq_length=1,
+        data_iterator=iterators if len(chunks) > 1 else iterators[0],
+        model=list(chunks),
+        num_microbatches=len(batches),
+        # counts in interleaved pipelines only; otherwise the stages tell each other every tensor's shape
+        seq_length=batches[0].size,
         micro_batch_size=1,
         forward_only=forward_only,
         collect_non_loss_data=forward_only,

@@ -1,83 +1,99 @@
-"""Start torch.distributed and Megatron-Core's process groups; learn who this rank is."""
+"""Start torch.distributed, lay models out over the ranks, and learn who this rank is in each layout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
+from megarl.config.parallel import ParallelSettings
 from megarl.core.device import choose_device, collective_backend
 from megarl.core.world import Axis, World
+from megarl.models.layout import Layout, megatron_globals
+from megarl.models.rendezvous import Rendezvous, join
 
-# All ranks are started together: one that is not there after this is not coming.
-_JOIN_TIMEOUT = timedelta(minutes=5)
 # Ranks may wait for hours while the driver generates; a dead peer is noticed by its closed socket, not by this.
 _CONTROL_TIMEOUT = timedelta(hours=24)
 _COLLECTIVE_TIMEOUT_MINUTES = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where the ranks of a run meet."""
+class _Layouts:
+    """The layouts of this process. Equal settings share their process groups."""
 
-    rank: int
-    size: int
-    local_rank: int
-    init_method: str
+    def __init__(self) -> None:
+        self.none: dict[str, Any] = megatron_globals()
+        self.known: dict[ParallelSettings, Layout] = {}
 
 
-def start_world(rendezvous: Rendezvous, device: str, tp_size: int, pp_size: int) -> World:
-    """Collective. Builds every process group of the run; one world at a time per process."""
+_layouts = _Layouts()
+
+
+def start_world(rendezvous: Rendezvous, device: str, parallel: ParallelSettings) -> World:
+    """Meet all ranks and lay the policy out over them. Collective; one world at a time per process."""
     chosen = choose_device(device, rendezvous.local_rank)
-    dist.init_process_group(
-        backend=collective_backend(chosen),
-        init_method=rendezvous.init_method,
-        rank=rendezvous.rank,
-        world_size=rendezvous.size,
-        timeout=_JOIN_TIMEOUT,
+    join(rendezvous, collective_backend(chosen))
+    control_group = dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
+    whole = Axis(0, 1, control_group)
+    axes = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "etp", "edp"), whole)
+    nobody = World(
+        rendezvous.rank, rendezvous.size, rendezvous.local_rank, chosen, control_group, **axes, dp_rank_of=()
     )
+    return lay_out(nobody, parallel).world
+
+
+def lay_out(world: World, parallel: ParallelSettings) -> Layout:
+    """The layout with these sizes; its process groups are made at the first call. Collective."""
+    if parallel not in _layouts.known:
+        _layouts.known[parallel] = _new_layout(world, parallel)
+    return _layouts.known[parallel]
+
+
+def stop_world() -> None:
+    """Leave the process groups; the last call of a rank that ends well."""
+    vars(parallel_state).update(_layouts.none)
+    _layouts.known.clear()
+    dist.destroy_process_group()
+
+
+def _new_layout(world: World, parallel: ParallelSettings) -> Layout:
+    before = megatron_globals()
+    vars(parallel_state).update(_layouts.none)
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tp_size,
-        pipeline_model_parallel_size=pp_size,
+        tensor_model_parallel_size=parallel.tp_size,
+        pipeline_model_parallel_size=parallel.pp_size,
+        virtual_pipeline_model_parallel_size=parallel.vpp_size if parallel.vpp_size > 1 else None,
+        context_parallel_size=parallel.cp_size,
+        expert_model_parallel_size=parallel.ep_size,
+        expert_tensor_parallel_size=parallel.expert_tp_size,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=_COLLECTIVE_TIMEOUT_MINUTES,
     )
     # No layer of ours draws random numbers; Megatron's tracker must exist all the same.
     model_parallel_cuda_manual_seed(0)
-    control_group = dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
-    dp = Axis(
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_data_parallel_world_size(),
-        parallel_state.get_data_parallel_group(),
+    axes = {
+        "tp": _axis(parallel_state.get_tensor_model_parallel_group()),
+        "pp": _axis(parallel_state.get_pipeline_model_parallel_group()),
+        "dp": _axis(parallel_state.get_data_parallel_group()),
+        "cp": _axis(parallel_state.get_context_parallel_group()),
+        "ep": _axis(parallel_state.get_expert_model_parallel_group()),
+        "etp": _axis(parallel_state.get_expert_tensor_parallel_group()),
+        "edp": _axis(parallel_state.get_expert_data_parallel_group()),
+    }
+    coordinates = [torch.zeros(1, dtype=torch.int64) for _ in range(world.size)]
+    dist.all_gather(coordinates, torch.tensor([axes["dp"].rank]), group=world.control_group)
+    groups = megatron_globals()
+    # While nothing works, Megatron sees the first layout: the policy's.
+    vars(parallel_state).update(before if _layouts.known else groups)
+    dp_rank_of = tuple(int(rank) for rank in coordinates)
+    own = World(
+        world.rank, world.size, world.local_rank, world.device, world.control_group, **axes, dp_rank_of=dp_rank_of
     )
-    coordinates = [torch.zeros(1, dtype=torch.int64) for _ in range(rendezvous.size)]
-    dist.all_gather(coordinates, torch.tensor([dp.rank]), group=control_group)
-    return World(
-        rank=rendezvous.rank,
-        size=rendezvous.size,
-        local_rank=rendezvous.local_rank,
-        device=chosen,
-        control_group=control_group,
-        tp=Axis(
-            parallel_state.get_tensor_model_parallel_rank(),
-            parallel_state.get_tensor_model_parallel_world_size(),
-            parallel_state.get_tensor_model_parallel_group(),
-        ),
-        pp=Axis(
-            parallel_state.get_pipeline_model_parallel_rank(),
-            parallel_state.get_pipeline_model_parallel_world_size(),
-            parallel_state.get_pipeline_model_parallel_group(),
-        ),
-        dp=dp,
-        dp_rank_of=tuple(int(rank) for rank in coordinates),
-    )
+    return Layout(parallel, own, groups)
 
 
-def stop_world() -> None:
-    """Leave the process groups; the last call of a rank that ends well."""
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
+def _axis(group: Any) -> Axis:
+    return Axis(dist.get_rank(group), dist.get_world_size(group), group)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from megarl.core.batch import MicroBatch, MiniBatch, TrainBatch
 from megarl.core.errors import DataError
-from megarl.core.world import World
 from megarl.metrics.meter import Meter
 from megarl.metrics.values import Loss
 from megarl.models.optim import Trainable
+from megarl.models.packed import PackedMicroBatch
 from megarl.models.pipeline import forward_backward
 
 logger = logging.getLogger(__name__)
 
-# (the model's [T, columns] output, its micro-batch, where to put statistics) -> this micro-batch's part of the loss
-TokenLoss = Callable[[torch.Tensor, MicroBatch, Meter], torch.Tensor]
+# what a model says about a micro-batch's tokens: some [T] tensors
+Predictions = tuple[torch.Tensor, ...]
+# the last stage's output for a micro-batch -> predictions
+Predict = Callable[[torch.Tensor, PackedMicroBatch], Predictions]
+# predictions, their micro-batch, where to put statistics -> this micro-batch's part of the loss
+TokenLoss = Callable[[Predictions, MicroBatch, Meter], torch.Tensor]
 
 _MAX_SKIPS_IN_A_ROW = 3
 
@@ -26,32 +31,44 @@ _MAX_SKIPS_IN_A_ROW = 3
 class Updater:
     """Runs optimizer steps and keeps count of those that a non-finite number forced it to skip."""
 
-    def __init__(self, trainable: Trainable, world: World, prefix: str) -> None:
+    def __init__(self, trainable: Trainable, prefix: str) -> None:
         self._trainable = trainable
-        self._world = world
+        self._layout = trainable.model.layout
+        self._world = self._layout.world
         self._prefix = prefix
         self._skips_in_a_row = 0
 
-    def run(self, batch: TrainBatch, num_epochs: int, loss: TokenLoss) -> Meter:
+    def run(self, batch: TrainBatch, num_epochs: int, predict: Predict, loss: TokenLoss) -> Meter:
         """``num_epochs`` passes over the mini-batches, one optimizer step for each. Collective."""
         meter = Meter()
-        for _ in range(num_epochs):
-            for minibatch in batch.minibatches:
-                meter.merge(self._optimizer_step(minibatch, loss))
+        with self._layout.active():
+            for _ in range(num_epochs):
+                for minibatch in batch.minibatches:
+                    meter.merge(self._optimizer_step(minibatch, predict, loss))
+            self._trainable.finish_gathering()
         return meter
 
-    def _optimizer_step(self, minibatch: MiniBatch, loss: TokenLoss) -> Meter:
+    def state(self) -> dict[str, int]:
+        """How near the run is to giving up."""
+        return {"skips_in_a_row": self._skips_in_a_row}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._skips_in_a_row = int(state["skips_in_a_row"])
+
+    def _optimizer_step(self, minibatch: MiniBatch, predict: Predict, loss: TokenLoss) -> Meter:
         meter = Meter()
         suspects: list[int] = []
 
-        def measured(output: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-            value = loss(output, micro, meter)
+        def measured(output: torch.Tensor, packed: PackedMicroBatch) -> torch.Tensor:
+            predictions = predict(output, packed)
+            value = loss(predictions, packed.micro, meter)
             if not torch.isfinite(value):
-                suspects.extend(_non_finite_samples(output, micro))
+                suspects.extend(_non_finite_samples(predictions, packed.micro))
             return value
 
         self._trainable.zero_grad()
-        forward_backward(self._trainable.ddp, minibatch.microbatches, measured)
+        forward_backward(self._trainable.chunks, minibatch.microbatches, measured, self._layout)
         result = self._trainable.step()
         if not self._world.reports_losses:
             # Tensor-parallel twins computed the same statistics; one of them speaks.
@@ -96,9 +113,9 @@ def _close_update(meter: Meter) -> None:
             meter.loss(name, 0.0, num_updates=1)
 
 
-def _non_finite_samples(output: torch.Tensor, micro: MicroBatch) -> list[int]:
-    """Samples whose outputs, advantages or returns are not finite; all of the micro-batch if none stands out."""
-    bad = ~torch.isfinite(output.detach()).all(dim=1)
+def _non_finite_samples(predictions: Predictions, micro: MicroBatch) -> list[int]:
+    """Samples whose predictions, advantages or returns are not finite; all of the micro-batch if none stands out."""
+    bad = ~torch.isfinite(torch.stack(predictions).detach()).all(dim=0)
     for column in (micro.advantages, micro.returns, micro.old_logprobs):
         if column is not None:
             bad = bad | ~torch.isfinite(column)

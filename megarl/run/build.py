@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from megarl.algorithms.choose import build_algorithm
 from megarl.algorithms.sft import Sft
+from megarl.checkpoint.store import CheckpointStore
 from megarl.config import schema
-from megarl.config.algorithms import CustomAlgorithm, LossAggregation, PpoSettings, SftSettings
+from megarl.config.algorithms import CustomAlgorithm, PpoSettings, SftSettings
 from megarl.config.layout import max_sequence_length, model_shape
 from megarl.config.model_shape import ModelShape
 from megarl.config.phases import leaves_device, phases
-from megarl.core.device import training_dtype
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
 from megarl.core.seeding import derive_seed
 from megarl.core.world import World
-from megarl.data.pack import PackPlan
 from megarl.data.prompts import Cursor
 from megarl.generation.embedded.engine import EmbeddedEngine
 from megarl.generation.fleet import EmbeddedFleet
 from megarl.generation.parts import EngineMemory
-from megarl.models.critic import Critic
-from megarl.models.decoder import LanguageModel, build_value_module, copy_weights, initial_weights
 from megarl.models.optim import OptimizerSettings
-from megarl.models.policy import Policy
-from megarl.models.reference import Reference
 from megarl.rollout.demonstrations import DemonstrationRollouts
 from megarl.rollout.generated import GeneratedRollouts, RolloutPlan
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
+from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.eval_schedule import Schedule
 from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
 from megarl.run.inputs import Inputs, max_prompt_tokens
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
+from megarl.run.roles import Models, SamePlans, build_models, run_dtype
 from megarl.run.stage import LearningModel, Stage
+from megarl.run.state import Parts, RunState
+from megarl.run.stop import StopRequest
 from megarl.run.sync import EngineSync, keep_engines
 from megarl.weights.inprocess import InProcessTransport
 
@@ -52,6 +50,11 @@ class Run:
     residency: Residency
     evaluator: Evaluator | NoEvaluation
     recorder: Recorder
+    checkpoints: Checkpoints
+
+    def stages_after(self, num_done: int) -> list[Stage]:
+        """The stages that have steps left when ``num_done`` are done."""
+        return [stage for stage in self.stages if stage.last_step > num_done]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,6 @@ class Generation:
 
     fleet: EmbeddedFleet
     sync: EngineSync
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """The models of a run; those that it does not use are None."""
-
-    policy: Policy
-    critic: Critic | None
-    reference: Reference | None
 
 
 class Builder:
@@ -83,10 +77,13 @@ class Builder:
         self._warmup_steps = config.warmup.num_steps if config.warmup else 0
         self._temperature = config.rollout.temperature if config.rollout else 1.0
         self._algorithm = build_algorithm(config.algorithm)
+        # of the driver: where each stage is in the training data
+        self._cursors: dict[str, Cursor] = {}
 
-    def build(self) -> Run:
+    def build(self, store: CheckpointStore, stop: StopRequest) -> Run:
         """The run, with all models on the device and random or loaded weights in them."""
-        models = self._models()
+        optimizers = {"actor": self._actor_optimizer(), "critic": self._critic_optimizer()}
+        models = build_models(self._config, self._world, optimizers, self._temperature)
         engine = self._engine() if self._config.rollout else None
         residency = self._residency(models, engine)
         generation = self._generation(models, engine, residency) if engine else None
@@ -94,53 +91,46 @@ class Builder:
         stages.append(self._main_stage(models, generation, residency))
         ends = tuple(stage.last_step for stage in stages)
         evaluator = self._evaluator(generation, residency, ends) if generation else NoEvaluation()
-        return Run(self._world, stages, residency, evaluator, self._recorder)
+        parts = Parts(
+            models.stateful,
+            self._cursors,
+            generation.sync if generation else None,
+            self._recorder,
+            run_dtype(self._config, self._world.device),
+        )
+        state = RunState(self._config, self._world, parts)
+        plan = SavePlan(self._config.checkpoint, ends[-1])
+        checkpoints = Checkpoints(store, plan, state, residency, stop, self._world)
+        return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints)
 
     def _engine(self) -> EmbeddedEngine:
         generation, device = self._config.generation, self._world.device
         length = max_sequence_length(self._config)
-        return ENGINES[generation.engine](self._shape, generation.num_slots, length, device, training_dtype(device))
+        dtype = run_dtype(self._config, device)
+        return ENGINES[generation.engine](self._shape, generation.num_slots, length, device, dtype)
 
     def _generation(self, models: Models, engine: EmbeddedEngine, residency: Residency) -> Generation:
         transport = TRANSPORTS[self._config.weights.transport](models.policy.export, engine, self._world)
         return Generation(EmbeddedFleet(engine, self._world), EngineSync(transport, residency))
-
-    def _models(self) -> Models:
-        config, world = self._config, self._world
-        path = Path(config.model.path) if config.model.path else None
-        source = initial_weights(self._shape, path, config.run.seed)
-        policy = Policy(LanguageModel(self._shape, world, source), world, self._actor_optimizer(), self._temperature)
-        critic = reference = None
-        if config.uses_critic:
-            critic = Critic(build_value_module(self._shape, world, source), world, self._critic_optimizer())
-        if config.uses_reference:
-            reference = Reference(LanguageModel(self._shape, world, source), world, self._temperature)
-        return Models(policy, critic, reference)
 
     def _residency(self, models: Models, engine: EmbeddedEngine | None) -> Residency:
         config = self._config
         parts: dict[str, OffloadPart] = {
             **({"engine.weights": EngineMemory(engine, "weights")} if engine else {}),
             **({"engine.kv_cache": EngineMemory(engine, "kv_cache")} if engine else {}),
-            **models.policy.parts,
-            **(models.critic.parts if models.critic else {}),
-            **(models.reference.parts if models.reference else {}),
+            **models.parts,
         }
         pinned = frozenset(name for name in parts if not leaves_device(config, name.partition(".")[0]))
         table = {phase.name: phase.parts for phase in phases(config)}
         return Residency(parts, pinned, table, self._world.device)
 
-    def _prompts(self, purpose: str) -> PromptStream:
+    def _prompts(self, stage: str, purpose: str) -> PromptStream:
         source = self._inputs.train_prompts
         if source is None:
             return NoPrompts()
         cursor = Cursor(len(source), derive_seed(self._config.run.seed, purpose), self._config.data.shuffle)
+        self._cursors[stage] = cursor
         return ShuffledPrompts(source, cursor, max_prompt_tokens(self._config))
-
-    def _plan(self, num_minibatches: int, loss_aggregation: LossAggregation) -> PackPlan:
-        return PackPlan(
-            self._world.dp.size, num_minibatches, self._config.actor.max_tokens_per_microbatch, loss_aggregation
-        )
 
     def _warmup_stage(self, models: Models) -> Stage:
         warmup = self._config.warmup
@@ -152,7 +142,7 @@ class Builder:
             first_step=1,
             last_step=warmup.num_steps,
             rollouts=DemonstrationRollouts(
-                self._prompts("warm-up demonstrations"),
+                self._prompts("warmup", "warm-up demonstrations"),
                 self._inputs.tokenizer,
                 warmup.batch_size,
                 self._shape.max_positions,
@@ -160,34 +150,40 @@ class Builder:
             algorithm=Sft(),
             annotators=[],
             learners=lambda _: [models.policy],
-            plan=self._plan(1, "token-mean"),
+            plan=SamePlans(self._config, 1, "token-mean").policy,
             begin=lambda: models.policy.begin_stage(settings, 1.0),
+            resume=lambda: models.policy.configure(settings, 1.0),
             refresh_engines=keep_engines,
         )
 
     def _main_stage(self, models: Models, generation: Generation | None, residency: Residency) -> Stage:
         config = self._config
         supervised = isinstance(config.algorithm, SftSettings)
-        known: list[Annotator | None] = [models.reference, None if supervised else models.policy, models.critic]
+        settings = config.algorithm
+        aggregation = "token-mean" if isinstance(settings, CustomAlgorithm) else settings.loss_aggregation
+        plans = SamePlans(config, config.num_minibatches, aggregation)
+        critic = plans.critic(models)
+        known: list[Annotator | None] = [plans.reference(models), None if supervised else models.policy, critic]
         critic_only_until = self._warmup_steps
         if isinstance(config.algorithm, PpoSettings):
             critic_only_until += config.algorithm.critic_warmup_steps
 
         def learners(step: int) -> Sequence[LearningModel]:
-            critics = [models.critic] if models.critic else []
+            critics = [critic] if critic else []
             return critics if step <= critic_only_until else [*critics, models.policy]
+
+        temperature = 1.0 if supervised else self._temperature
 
         def begin() -> None:
             residency.onload(("actor.weights", "critic.weights", "critic.optimizer", "reference.weights"))
-            models.policy.begin_stage(self._actor_optimizer(), 1.0 if supervised else self._temperature)
+            models.policy.begin_stage(self._actor_optimizer(), temperature)
+            if self._warmup_steps == 0:
+                return  # all models were read from where the policy was
             if models.reference is not None:
-                copy_weights(models.policy.model.module, models.reference.model.module)
-            if models.critic is not None:
-                copy_weights(models.policy.model.module, models.critic.module)
-                models.critic.refresh_main_weights()
+                models.reference.copy_from(models.policy.model)
+            if models.critic is not None and config.critic.path is None:
+                models.critic.copy_from(models.policy.model)
 
-        settings = config.algorithm
-        aggregation = "token-mean" if isinstance(settings, CustomAlgorithm) else settings.loss_aggregation
         return Stage(
             name="main",
             headline=f"{settings.name}: {config.run.num_steps} steps of {config.samples_per_step} samples",
@@ -197,8 +193,9 @@ class Builder:
             algorithm=self._algorithm,
             annotators=[annotator for annotator in known if annotator is not None],
             learners=learners,
-            plan=self._plan(config.num_minibatches, aggregation),
+            plan=plans.policy,
             begin=begin,
+            resume=lambda: models.policy.configure(self._actor_optimizer(), temperature),
             refresh_engines=keep_engines if supervised or generation is None else generation.sync.refresh,
         )
 
@@ -206,7 +203,7 @@ class Builder:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
             return DemonstrationRollouts(
-                self._prompts("demonstrations"),
+                self._prompts("main", "demonstrations"),
                 inputs.tokenizer,
                 config.algorithm.batch_size,
                 self._shape.max_positions,
@@ -220,7 +217,9 @@ class Builder:
             self._sampling(rollout.temperature),
             config.run.seed,
         )
-        return GeneratedRollouts(self._prompts("prompts"), inputs.tokenizer, inputs.reward, generation.fleet, plan)
+        return GeneratedRollouts(
+            self._prompts("main", "prompts"), inputs.tokenizer, inputs.reward, generation.fleet, plan
+        )
 
     def _sampling(self, temperature: float) -> SamplingParams:
         rollout = self._config.rollout

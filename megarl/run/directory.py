@@ -1,10 +1,11 @@
-"""The run directory: claimed by one run at a time, never overwritten."""
+"""The run directory: claimed by one process at a time, and never lost."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import socket
+import time
 from itertools import count
 from pathlib import Path
 from typing import TextIO
@@ -12,6 +13,9 @@ from typing import TextIO
 from megarl.config.resolved import dump_resolved
 from megarl.config.schema import RunConfig
 from megarl.core.errors import RunDirInUseError, StorageError
+
+# one line per start of the run
+_STARTS = "starts.log"
 
 
 class RunDirectory:
@@ -32,34 +36,59 @@ class RunDirectory:
         return self.path / "resolved.yaml"
 
     @property
+    def checkpoints(self) -> Path:
+        """One directory per checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
     def logs(self) -> Path:
         """Output of ranks other than the driver, and tracebacks."""
         return self.path / "logs"
+
+    def begin(self, config: RunConfig) -> None:
+        """Write down that the run starts, or starts again, with this configuration."""
+        try:
+            self.logs.mkdir(exist_ok=True)
+            unfinished = self.resolved_config.with_suffix(".yaml.new")
+            unfinished.write_text(dump_resolved(config), encoding="utf-8")
+            unfinished.rename(self.resolved_config)
+            with (self.logs / _STARTS).open("a", encoding="utf-8") as starts:
+                starts.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_who()}\n")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def release(self) -> None:
         """Let another run have the directory."""
         self._lock.close()
 
 
-def claim(config: RunConfig) -> RunDirectory:
-    """Make a fresh ``run.dir/run.name`` with the resolved configuration in it.
+def claim(config: RunConfig, *, fresh: bool) -> RunDirectory:
+    """Take ``run.dir/run.name`` for this process, and make it if it is not there.
 
-    A finished run of that name is kept: it moves to ``name.1``, ``name.2``, … A directory whose run is still alive is
-    refused. The lock is beside the directory, is taken before anything is touched, and vanishes with its process.
+    ``fresh``: a directory of that name is kept, but out of the way: it moves to ``name.1``, ``name.2``, … A directory
+    whose run is still alive is refused. The lock is beside the directory, is taken before anything is touched, and
+    vanishes with its process.
     """
     path = Path(config.run.dir) / config.run.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
-        if path.exists():
+        if fresh and path.exists():
             path.rename(_next_free(path))
-        path.mkdir()
-        directory = RunDirectory(path, lock)
-        directory.logs.mkdir()
-        directory.resolved_config.write_text(dump_resolved(config), encoding="utf-8")
+        path.mkdir(exist_ok=True)
     except OSError as error:
-        raise StorageError("MRL-7002", f"run directory {path} cannot be written: {error.strerror}.") from error
-    return directory
+        raise _unwritable(path, error) from error
+    return RunDirectory(path, lock)
+
+
+def num_restarts(directory: Path) -> int:
+    """How often the run in ``directory`` was started again."""
+    starts = directory / "logs" / _STARTS
+    return max(0, len(starts.read_text(encoding="utf-8").splitlines()) - 1) if starts.is_file() else 0
+
+
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError("MRL-7002", f"run directory {path} cannot be written: {error.strerror}.")
 
 
 def _lock(path: Path) -> TextIO:
@@ -74,9 +103,13 @@ def _lock(path: Path) -> TextIO:
             "Wait for that run, or give this one another run.name.",
         ) from None
     lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    lock.write(f"{_who()}\n")
     lock.flush()
     return lock
+
+
+def _who() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
 def _next_free(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import psutil
@@ -14,7 +15,7 @@ from megarl.metrics.reduce import reduce_to_driver
 from megarl.metrics.throughput import TokenRate, derive
 from megarl.run.stage import Stage
 from megarl.run.summary import History
-from megarl.trackers.ledger import Ledger
+from megarl.trackers.ledger import Ledger, StepRecord
 from megarl.trackers.progress_bar import ProgressBar
 from megarl.trackers.to_stdout import ToStdout
 
@@ -34,17 +35,30 @@ class Recorder:
 
     def __init__(self, console: ToStdout | None, ledger: Ledger | None, history: History) -> None:
         self._console = console
+        self._ledger = ledger
         trackers: list[Tracker | None] = [console, ledger]
         self._trackers = [tracker for tracker in trackers if tracker is not None]
         self._progress = ProgressBar()
         self._history = history
         self._rate = TokenRate()
-        self._num_samples = 0.0
+        self.num_samples = 0.0
+        # the metrics of the last step, on the driver
+        self.latest: dict[str, float] = {}
 
-    def start(self, num_steps: int) -> None:
+    def resume(self, records: Iterable[StepRecord]) -> None:
+        """Go on after steps that are in the ledger, and in the history, already."""
+        for record in records:
+            if record.step > 0:
+                self._push_rate(record.metrics)
+
+    def start(self, num_steps: int, num_done: int) -> None:
         """Show the progress bar; on the driver only."""
         if self._console is not None:
-            self._progress.start(num_steps, 0)
+            self._progress.start(num_steps, num_done)
+
+    def sync(self) -> int:
+        """Put the ledger on the disk; its bytes, 0 on ranks that have none."""
+        return self._ledger.sync() if self._ledger is not None else 0
 
     def announce(self, text: str) -> None:
         """A line for the person at the console; only the driver has one."""
@@ -64,17 +78,18 @@ class Recorder:
         metrics = reduce_to_driver(meter, world)
         if metrics is None:
             return
-        self._num_samples += metrics.get("experience_pipeline/experience_count", 0)
+        self.num_samples += metrics.get("experience_pipeline/experience_count", 0)
         metrics |= derive(metrics, world.size)
-        rate = self._rate.push(metrics.get("perf/total_num_tokens", 0), metrics["timing_s/step_wall"])
+        rate = self._push_rate(metrics)
         if rate is not None:
             metrics["system/tps"] = rate
         metrics |= {
             "training/global_step": step,
             "training/epoch": stage.rollouts.epoch,
-            "system/samples": self._num_samples,
+            "system/samples": self.num_samples,
             "perf/cpu_memory_used_gb": psutil.virtual_memory().used / GIB,
         }
+        self.latest = metrics
         self._log(metrics, step)
         self._history.add(step, stage.name, metrics)
         self._progress.advance(_highlights(metrics))
@@ -84,6 +99,9 @@ class Recorder:
         self._progress.close()
         for tracker in self._trackers:
             tracker.finish()
+
+    def _push_rate(self, metrics: Mapping[str, float]) -> float | None:
+        return self._rate.push(metrics.get("perf/total_num_tokens", 0), metrics["timing_s/step_wall"])
 
     def _log(self, metrics: dict[str, float], step: int) -> None:
         for tracker in self._trackers:

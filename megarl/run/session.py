@@ -1,38 +1,56 @@
-"""A whole training session on one rank: inputs, build, loop, summary."""
+"""A whole training session on one rank: find the checkpoint, open inputs, build, restore, loop, summary."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from megarl import __version__
+from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import RunConfig
 from megarl.core.world import World
 from megarl.run.build import Builder
+from megarl.run.directory import num_restarts
 from megarl.run.inputs import open_inputs
 from megarl.run.loop import train
-from megarl.run.recorder import Recorder
-from megarl.run.summary import History, format_summary
-from megarl.trackers.ledger import Ledger
-from megarl.trackers.to_stdout import ToStdout
+from megarl.run.progress import last_step_of
+from megarl.run.resume import no_record, open_record, require_none_damaged
+from megarl.run.state import same_layout
+from megarl.run.stop import StopRequest
+from megarl.run.summary import format_summary
 
 
-def run_session(config: RunConfig, world: World, directory: Path, *, inputs_checked: bool) -> None:
-    """Train to the end. The driver records and speaks. Collective."""
+def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequest, *, inputs_checked: bool) -> None:
+    """Train to the end, from the newest good checkpoint if there is one. The driver records and speaks. Collective."""
     inputs = open_inputs(config, with_prompts=world.is_driver, measure=not inputs_checked)
-    console = ToStdout() if world.is_driver else None
-    ledger = Ledger(directory / "metrics.jsonl") if world.is_driver else None
-    history = History()
-    recorder = Recorder(console, ledger, history)
+    store = CheckpointStore(directory / "checkpoints", world, config.checkpoint.keep)
+    checkpoint = store.open_newest()
+    if checkpoint is None:
+        require_none_damaged(directory)
+    warmup_steps = config.warmup.num_steps if config.warmup else 0
+    recorder, history = open_record(directory, checkpoint, warmup_steps) if world.is_driver else no_record()
     recorder.announce(
         f"megarl {__version__}: {config.run.name} on {world.size} ranks (tp {world.tp.size}, pp {world.pp.size}, "
         f"dp {world.dp.size}), {world.device.type}, run directory {directory}"
     )
-    run = Builder(config, inputs, world, recorder).build()
-    warmup_steps = config.warmup.num_steps if config.warmup else 0
-    recorder.start(warmup_steps + config.run.num_steps)
+    run = Builder(config, inputs, world, recorder).build(store, stop)
+    if checkpoint is not None:
+        recorder.announce(_where_it_resumes(config, checkpoint, directory))
+        run.checkpoints.restore(checkpoint)
+    num_done = checkpoint.step if checkpoint is not None else 0
+    recorder.start(last_step_of(config), num_done)
     try:
-        train(run)
+        train(run, num_done)
     finally:
         recorder.finish()
         inputs.close()
     recorder.announce(format_summary(history, directory, warmup_steps))
+
+
+def _where_it_resumes(config: RunConfig, checkpoint: Checkpoint, directory: Path) -> str:
+    step, last_step = checkpoint.step, last_step_of(config)
+    text = f"Resuming at step {step + 1} of {last_step} from checkpoints/step_{step:06d}"
+    text += f" (restart {num_restarts(directory)})"
+    if not same_layout(checkpoint.progress["config"], config.model_dump(mode="json")):
+        sizes = ", ".join(f"{name} {size}" for name, size in checkpoint.layout.items())
+        text += f"; it was saved in another layout ({sizes}) and is being cut anew"
+    return text

@@ -55,5 +55,13 @@ class Stage:
     plan: PackPlan
     # before the first step: optimizers start afresh, references are copied
     begin: Callable[[], None]
+    # in the place of `begin` when the stage goes on from a checkpoint: only what is set, nothing that was learned
+    resume: Callable[[], None]
     # before samples are drawn: engines get the weights of the given version if they lack them
     refresh_engines: Callable[[int, Meter], None]
+
+    def enter(self, num_done: int) -> range:
+        """Get ready for the steps that are left after ``num_done`` steps of the run: at least one."""
+        steps = range(max(self.first_step, num_done + 1), self.last_step + 1)
+        (self.begin if steps.start == self.first_step else self.resume)()
+        return steps

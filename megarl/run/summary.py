@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+
+from megarl.trackers.ledger import StepRecord
 
 
 class History:
     """What the summary needs of the steps; a few numbers per step."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[StepRecord] = (), warmup_steps: int = 0) -> None:
+        """Begins with the steps that are in a ledger already."""
         # eval name -> [(step, value)]
         self.scores: dict[str, list[tuple[int, float]]] = defaultdict(list)
         self.phase_seconds: dict[str, float] = defaultdict(float)
@@ -19,6 +23,8 @@ class History:
         self.training_seconds = 0.0
         self.wall_seconds = 0.0
         self.warmup_loss: float | None = None
+        for record in records:
+            self.add(record.step, "warmup" if 0 < record.step <= warmup_steps else "main", record.metrics)
 
     def add(self, step: int, stage: str, metrics: dict[str, float]) -> None:
         """Take one step's metrics in."""

@@ -21,15 +21,16 @@ class EngineSync:
     def __init__(self, transport: WeightTransport, residency: Residency) -> None:
         self._transport = transport
         self._residency = residency
-        self._served_version: int | None = None
+        # None: they have no weights yet
+        self.served_version: int | None = None
 
     def refresh(self, version: int, meter: Meter) -> None:
         """Make the engines serve ``version``; nothing to do if they already do. Collective."""
-        if version == self._served_version:
+        if version == self.served_version:
             return
         with meter.timed("timing_s/update_weights"), self._residency.phase("actor_train/model_update", meter):
             meter.merge(self._transport.push(version))
-        self._served_version = version
+        self.served_version = version
 
 
 def keep_engines(version: int, meter: Meter) -> None:

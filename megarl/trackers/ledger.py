@@ -54,12 +54,18 @@ class Ledger:
                 self._file.truncate(end)
             raise self._refused(error) from error
 
+    def sync(self) -> int:
+        """Put every line on the disk; how many bytes there are now."""
+        try:
+            os.fsync(self._file.fileno())
+            return os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise self._refused(error) from error
+
     def finish(self) -> None:
         """Close the file, once its lines are on the disk."""
         try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._refused(error) from error
+            self.sync()
         finally:
             self._file.close()
 
@@ -94,6 +100,20 @@ def read_ledger(path: Path) -> list[StepRecord]:
                 "Remove the line.",
             ) from error
     return records
+
+
+def rewind(path: Path, last_step: int) -> list[StepRecord]:
+    """Cut off the lines after ``last_step`` and return the others.
+
+    They are of steps that no checkpoint holds: the run will make those steps, and their lines, once more.
+    """
+    if not path.is_file():
+        return []
+    kept = [record for record in read_ledger(path) if record.step <= last_step]
+    with open(path, "rb+") as file:
+        file.truncate(sum(len(line) for line, _ in zip(file, kept, strict=False)))
+        os.fsync(file.fileno())
+    return kept
 
 
 def _cut_torn_line(path: Path) -> None:

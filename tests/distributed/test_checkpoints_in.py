@@ -15,14 +15,11 @@ from tests.distributed.tiny_models import tiny_model
 
 def read_job(world: Any, directory: str) -> dict[str, np.ndarray] | str:
     """All weights after import and export, or the message of the error."""
-    from megarl.config.model_shape import read_hf_config, shape_from_hf
     from megarl.core.errors import MegarlError
-    from megarl.models.decoder import LanguageModel
-    from megarl.models.hf_weights import safetensors_weights
+    from tests.distributed.builders import language_model
 
-    shape = shape_from_hf(read_hf_config(Path(directory)), directory)
     try:
-        model = LanguageModel(shape, world, safetensors_weights(Path(directory)))
+        model = language_model(world, directory)
     except MegarlError as error:
         return f"{error.exit_code} {error}"
     return {name: tensor.numpy() for bucket in model.export() for name, tensor in bucket}
@@ -77,20 +74,17 @@ def test_damage_is_named(damage: str, sharded: Path, gang: Any) -> None:
 
 def decay_job(world: Any, directory: str) -> dict[str, float]:
     """The largest change of each parameter by one step with no gradient at all and a weight decay of 0.5."""
-    from megarl.config.model_shape import read_hf_config, shape_from_hf
-    from megarl.models.decoder import LanguageModel
-    from megarl.models.hf_weights import safetensors_weights
-    from megarl.models.optim import OptimizerSettings, Trainable
+    from megarl.models.optim import OptimizerSettings
+    from tests.distributed.builders import language_model, trainable
 
-    shape = shape_from_hf(read_hf_config(Path(directory)), directory)
-    model = LanguageModel(shape, world, safetensors_weights(Path(directory)))
-    before = {name: parameter.detach().clone() for name, parameter in model.module.named_parameters()}
+    model = language_model(world, directory)
+    before = {name: parameter.detach().clone() for name, parameter in model.chunks[0].named_parameters()}
     settings = OptimizerSettings(lr=0.1, num_updates=2, weight_decay=0.5)
-    trainable = Trainable(model.module, settings)
-    trainable.restart(settings)
-    trainable.zero_grad()
-    trainable.step()
-    return {name: float((p - before[name]).abs().max()) for name, p in model.module.named_parameters()}
+    trained = trainable(model, settings)
+    trained.restart(settings)
+    trained.zero_grad()
+    trained.step()
+    return {name: float((p - before[name]).abs().max()) for name, p in model.chunks[0].named_parameters()}
 
 
 def test_weight_decay_spares_norms_and_biases(tmp_path: Path, gang: Any) -> None:

@@ -53,6 +53,10 @@ def run_rank(rank: int, directory: str, dp_size: int) -> None:
             control_group=group,
             tp=alone if dp_size == 2 else Axis(rank, 2, group),
             pp=alone,
+            cp=alone,
+            ep=alone,
+            etp=alone,
+            edp=alone,
             dp=Axis(rank, 2, group) if dp_size == 2 else alone,
             dp_rank_of=dp_rank_of,
         )

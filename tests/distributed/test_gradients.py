@@ -19,33 +19,30 @@ def gradients_job(
     world: Any, directory: str, sequences: list[np.ndarray], weights: list[np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Main gradients by Hugging Face name, of two micro-batches in one optimizer step."""
-    from megarl.config.model_shape import read_hf_config, shape_from_hf
-    from megarl.core.batch import MicroBatch
-    from megarl.models.decoder import LanguageModel
-    from megarl.models.hf_weights import safetensors_weights
-    from megarl.models.optim import OptimizerSettings, Trainable
-    from megarl.models.parameter_table import parameter_table
+    from megarl.models.optim import OptimizerSettings
+    from megarl.models.packed import PackedMicroBatch
+    from megarl.models.parameter_table import whole_table
     from megarl.models.pipeline import forward_backward
     from tests.distributed.batches import microbatch
+    from tests.distributed.builders import language_model, trainable
 
-    shape = shape_from_hf(read_hf_config(Path(directory)), directory)
-    model = LanguageModel(shape, world, safetensors_weights(Path(directory)))
-    trainable = Trainable(model.module, OptimizerSettings(lr=1e-3, num_updates=10))
+    model = language_model(world, directory)
+    trained = trainable(model, OptimizerSettings(lr=1e-3, num_updates=10))
     microbatches = []
     for chosen in (slice(0, 3), slice(3, None)):
         micro = microbatch([torch.from_numpy(sequence) for sequence in sequences[chosen]])
         micro.loss_weight = torch.from_numpy(np.concatenate(weights[chosen]))
         microbatches.append(micro)
 
-    def loss(output: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-        logprobs, entropy = model.token_logprobs(output, micro, TEMPERATURE)
-        return ((0.3 * entropy - logprobs) * micro.loss_weight).sum()
+    def loss(hidden: torch.Tensor, packed: PackedMicroBatch) -> torch.Tensor:
+        logprobs, entropy = model.token_logprobs(hidden, packed, TEMPERATURE)
+        return ((0.3 * entropy - logprobs) * packed.micro.loss_weight).sum()
 
-    trainable.zero_grad()
-    forward_backward(trainable.ddp, microbatches, loss)
-    parameters = dict(model.module.named_parameters())
+    trained.zero_grad()
+    forward_backward(trained.chunks, microbatches, loss, model.layout)
+    parameters = dict(model.chunks[0].named_parameters())
     gradients = {}
-    for entry in parameter_table(shape, 1, 0, fused_norms=False):
+    for entry in whole_table(model.shape):
         whole = entry.cut.whole([parameters[entry.name].main_grad])
         gradients.update({name: one.numpy().copy() for name, one in zip(entry.hf_names, whole, strict=True)})
     return gradients

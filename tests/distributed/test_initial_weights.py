@@ -15,18 +15,18 @@ SEED = 11
 def export_job(world: Any, tied: bool) -> tuple[dict[str, np.ndarray], dict[str, tuple[bool, int]]]:
     """Exported weights, and how Megatron will treat each parameter: (is split, bytes)."""
     from megarl.config.model_shape import ModelShape
-    from megarl.models.decoder import LanguageModel
     from megarl.models.hf_weights import random_weights
+    from tests.distributed.builders import build_language_model
 
     shape = ModelShape(
         architecture="Qwen2ForCausalLM", vocab_size=33, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4,
         num_kv_heads=2, head_dim=8, rms_norm_eps=1e-6, rope_theta=1e4, max_positions=64, tied_embeddings=tied,
         qkv_bias=True, qk_norm=True, initializer_range=0.05,
     )  # fmt: skip
-    model = LanguageModel(shape, world, random_weights(SEED, shape.initializer_range))
+    model = build_language_model(world, shape, random_weights(SEED, shape.initializer_range))
     marks = {
         name: (bool(parameter.tensor_model_parallel), parameter.numel())
-        for name, parameter in model.module.named_parameters()
+        for name, parameter in model.chunks[0].named_parameters()
     }
     names, tensors = [], []
     for bucket in model.export():

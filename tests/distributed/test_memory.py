@@ -74,7 +74,7 @@ def parts_job(world: Any) -> None:
     module.first, module.second = torch.nn.Parameter(flat[:4]), torch.nn.Parameter(flat[4:].view(2, 4))
     module.register_buffer("table", torch.tensor([3.0]))
     module.register_buffer("nothing", torch.zeros(0))
-    part = weights_part(module)
+    part = weights_part([module])
     assert (part.num_bytes, part.resident) == (52, True)
     for _ in range(2):
         part.offload()

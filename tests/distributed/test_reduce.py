@@ -20,7 +20,7 @@ def join_world(rank: int, size: int, store: Path) -> World:
     dist.init_process_group("gloo", store=dist.FileStore(str(store), size), rank=rank, world_size=size)
     group = dist.group.WORLD
     assert group is not None
-    axes = {"tp": Axis(0, 1, group), "pp": Axis(rank, size, group), "dp": Axis(0, 1, group)}
+    axes = dict.fromkeys(("tp", "dp", "cp", "ep", "etp", "edp"), Axis(0, 1, group)) | {"pp": Axis(rank, size, group)}
     return World(rank, size, rank, torch.device("cpu"), group, dp_rank_of=(0,) * size, **axes)
 
 

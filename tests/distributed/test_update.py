@@ -33,20 +33,18 @@ class _Listener(logging.Handler):
 
 
 def _policy(world: Any, directory: str) -> Any:
-    from megarl.config.model_shape import read_hf_config, shape_from_hf
-    from megarl.models.decoder import LanguageModel
-    from megarl.models.hf_weights import safetensors_weights
-    from megarl.models.optim import OptimizerSettings
+    from megarl.models.optim import OptimizerSettings, TrainingOptions
     from megarl.models.policy import Policy
+    from tests.distributed.builders import language_model
 
-    shape = shape_from_hf(read_hf_config(Path(directory)), directory)
     settings = OptimizerSettings(lr=1e-3, num_updates=100, schedule="linear", min_lr_ratio=0.0)
-    return Policy(LanguageModel(shape, world, safetensors_weights(Path(directory))), world, settings, 1.0)
+    return Policy(language_model(world, directory), settings, TrainingOptions(), 1.0)
 
 
 def _batch(world: Any, policy: Any, algorithm: Any, *, masked: bool = False) -> Any:
     from megarl.data.distribute import distribute
-    from megarl.data.pack import PackPlan, pack
+    from megarl.data.pack import pack
+    from megarl.data.plan import PackPlan
     from megarl.metrics.meter import Meter
 
     groups = recorded_groups() if world.is_driver else []
@@ -78,7 +76,7 @@ def skip_job(world: Any, directory: str) -> dict[str, Any]:
     from megarl.models.update import logger
 
     def weights() -> int:
-        return combine(tensor_checksum(name, p) for name, p in policy.model.module.named_parameters())
+        return combine(tensor_checksum(name, p) for name, p in policy.model.chunks[0].named_parameters())
 
     listener = _Listener()
     logger.addHandler(listener)
@@ -131,9 +129,9 @@ def masked_job(world: Any, directory: str) -> dict[str, Any]:
 
     algorithm = Grpo(GrpoSettings(name="grpo", entropy_coef=0.1, dual_clip=3.0))
     policy = _policy(world, directory)
-    before = {name: p.detach().clone() for name, p in policy.model.module.named_parameters()}
+    before = {name: p.detach().clone() for name, p in policy.model.chunks[0].named_parameters()}
     record = reduce_to_driver(policy.update(_batch(world, policy, algorithm, masked=True), algorithm), world)
-    unmoved = all(torch.equal(p, before[name]) for name, p in policy.model.module.named_parameters())
+    unmoved = all(torch.equal(p, before[name]) for name, p in policy.model.chunks[0].named_parameters())
     return {"record": record, "unmoved": unmoved}
 
 

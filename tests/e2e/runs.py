@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from megarl.core.faults import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -25,6 +34,10 @@ SHORT = (
     "eval.every=1",
     "eval.sets.held_out.max_prompts=8",
 )
+
+
+# Clocks, memory and what is computed from them; everything else must repeat to the last bit.
+NOT_REPRODUCIBLE = re.compile(r"time/|timing_|memory/|perf/(throughput|time_per_step|.*_gb)|system/tps")
 
 
 @dataclass(frozen=True)
@@ -52,20 +65,44 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | extra
 
 
-def train(config: Path, directory: Path, *overrides: str, cwd: Path | None = None) -> Outcome:
-    """Run to the end and check that no process is left."""
+def train(config: Path, directory: Path, *overrides: str, cwd: Path | None = None, fault: str | None = None) -> Outcome:
+    """Run to the end and check that no process is left. ``fault`` is one of `core.faults`."""
     result = subprocess.run(
         command(config, directory, *overrides),
         capture_output=True,
         text=True,
         cwd=cwd or directory,
-        env=environment(),
+        env=environment(**({VARIABLE: fault} if fault else {})),
         timeout=300,
         check=False,
     )
     assert ranks_of(directory) == [], "a rank outlived the command"
     name = next((o.partition("=")[2] for o in overrides if o.startswith("run.name=")), "quickstart")
     return Outcome(result.returncode, result.stdout, result.stderr, directory / name)
+
+
+@contextmanager
+def running(directory: Path, until: str, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that has just printed a line that starts with ``until``."""
+    process = subprocess.Popen(
+        command(QUICKSTART, directory, *overrides),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+        env=environment(),
+        # a shell that runs the tests in the background lets its children ignore Ctrl-C
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(until):
+                break
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def ranks_of(directory: Path) -> list[psutil.Process]:
@@ -76,3 +113,15 @@ def ranks_of(directory: Path) -> list[psutil.Process]:
         if "megarl" in line and any(str(directory) in word and word.endswith("resolved.yaml") for word in line):
             found.append(process)
     return found
+
+
+def ledger(outcome: Outcome) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def reproducible(outcome: Outcome) -> list[str]:
+    """The ledger without clocks and memory, as text."""
+    return [
+        json.dumps([record["step"], {k: v for k, v in record["metrics"].items() if not NOT_REPRODUCIBLE.match(k)}])
+        for record in ledger(outcome)
+    ]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
-from tests.e2e.runs import QUICKSTART, SHORT, command, environment, ranks_of, train
+from tests.e2e.runs import QUICKSTART, SHORT, command, environment, ranks_of, running, train
 
 REWARDS = """
 def raises(prompt, sample):
@@ -114,30 +111,6 @@ def test_a_bad_reward_stops_the_run(reward: str, code: str, hint: str, directory
     assert f"my_rewards:{reward}" in message
 
 
-@contextmanager
-def running(directory: Path, until: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that has just printed the step line ``until``."""
-    process = subprocess.Popen(
-        command(QUICKSTART, directory),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=directory,
-        env=environment(),
-        # a shell that runs the tests in the background lets its children ignore Ctrl-C
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(until):
-                break
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_takes_the_others_with_it(victim: int, directory: Path) -> None:
@@ -168,7 +141,7 @@ def test_no_rank_outlives_megarl(sent: signal.Signals, directory: Path) -> None:
         process.communicate(timeout=60)
     _, alive = psutil.wait_procs(ranks, timeout=15)
     assert alive == []
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[sent]
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 75, signal.SIGINT: 75}[sent]
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ def one_rank_world() -> Iterator[World]:
     try:
         group = dist.new_group(backend="gloo")
         alone = Axis(0, 1, group)
-        yield World(0, 1, 0, torch.device("cpu"), group, tp=alone, pp=alone, dp=alone, dp_rank_of=(0,))
+        axes = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "etp", "edp"), alone)
+        yield World(0, 1, 0, torch.device("cpu"), group, **axes, dp_rank_of=(0,))
     finally:
         dist.destroy_process_group()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megarl.config.layout import check_layout, model_shape
+from megarl.config.layout import check_layout, microbatch_tokens, model_shape
 from megarl.config.load import load_config
 from megarl.config.phases import on_device, phases, residents
 from megarl.config.schema import RunConfig
@@ -171,6 +171,60 @@ def test_every_rank_has_one_place(tmp_path: Path) -> None:
     assert re.search(r"^  2 +1 +1 +10-11$", text, re.MULTILINE)
 
 
+def test_the_report_shows_how_every_model_is_cut(tmp_path: Path) -> None:
+    text = MINIMAL.replace("name: grpo", "name: ppo\n  kl: {coef: 0.1}").replace(
+        "num_hidden_layers: 2", "num_hidden_layers: 8"
+    )
+    text = text.replace("num_key_value_heads: 2", "num_key_value_heads: 2\n    head_dim: 32")
+    overrides = (
+        "run.num_ranks=8",
+        "actor.parallel={tp_size: 2, sequence_parallel: true, pp_size: 2, vpp_size: 2, cp_size: 2}",
+        "critic.parallel={pp_size: 2, stage_layers: [5, 3]}",
+        "reference.parallel={}",
+    )
+    config = load_text(tmp_path, text, *overrides)
+    report = summarise(config)
+    assert "8 ranks = tp 2 x pp 2 x cp 2 x dp 1" in report
+    assert re.search(r"^  actor +tp \+ sp 2 x pp 2 x vpp 2 x cp 2 +1 +2 in each of 4 ", report, re.MULTILINE)
+    assert re.search(r"^  critic +pp 2 +4 +5, 3 ", report, re.MULTILINE)
+    whole = f"{model_shape(config).num_parameters:,}"
+    found = re.search(r"^  reference +whole +8 +8 +([\d,]+)$", report, re.MULTILINE)
+    assert found
+    # all weights are there but the last norm, which is not counted apart
+    assert int(whole.replace(",", "")) - int(found[1].replace(",", "")) == 128
+    assert re.search(r"^  0 +1 +2-3, 6-7 +4-7$", report, re.MULTILINE)  # the second stage of each round
+    assert "every 10 steps, at the end and when the run is stopped" in report
+
+
+def test_experts_are_in_the_report(tmp_path: Path) -> None:
+    moe = "{architectures: [Qwen3MoeForCausalLM], num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 32}"
+    config = load_text(tmp_path, MINIMAL, f"model.config={moe}", "run.num_ranks=4", "actor.parallel.ep_size=4")
+    report = summarise(config)
+    assert "experts       2 of 8 per token, mlp 32, in 2 layers" in report
+    assert re.search(r"^  actor +ep 4 +4 +2 ", report, re.MULTILINE)
+
+
+def test_context_parallel_ranks_share_a_microbatch(tmp_path: Path) -> None:
+    overrides = ("run.num_ranks=2", "actor.parallel.cp_size=2")
+    config = load_text(tmp_path, MINIMAL, *overrides, "actor.max_tokens_per_microbatch=23")
+    assert microbatch_tokens(config, "actor") == 46
+    message = refusal(tmp_path, MINIMAL, *overrides, "actor.max_tokens_per_microbatch=22")
+    assert "MRL-1105" in message
+    assert "actor.max_tokens_per_microbatch=22 x cp_size 2 = 44 tokens cannot hold one sequence" in message
+    assert "Use at least 23" in message
+
+
+def test_the_critic_s_microbatches_and_replicas_count_too(tmp_path: Path) -> None:
+    text = MINIMAL.replace("name: grpo", "name: ppo")
+    assert load_text(tmp_path, text).critic_max_tokens == 4096
+    message = refusal(tmp_path, text, "critic.max_tokens_per_microbatch=44")
+    assert "critic.max_tokens_per_microbatch=44 cannot hold one sequence" in message
+    few = ("run.num_ranks=8", "rollout.prompts_per_step=1", "rollout.group_size=4", "actor.parallel.cp_size=2")
+    load_text(tmp_path, text, *few)
+    message = refusal(tmp_path, text, *few, "critic.parallel={}")
+    assert "num_minibatches 1 x data-parallel 8 of the critic = 8 are the least." in message
+
+
 def test_many_ranks_are_shown_in_few_rows(tmp_path: Path) -> None:
     text = summarise(load_text(tmp_path, MINIMAL, "run.num_ranks=100", "rollout.prompts_per_step=64"))
     assert "... and 84 more rows" in text
@@ -182,17 +236,18 @@ def test_many_ranks_are_shown_in_few_rows(tmp_path: Path) -> None:
     [
         (
             "name: grpo",
-            "actor_infer/generate actor_train/compute_log_probs actor_train/train_step actor_train/model_update",
+            "actor_infer/generate actor_train/compute_log_probs actor_train/train_step actor_train/model_update "
+            "actor_train/do_checkpoint",
         ),
         (
             "name: grpo\n  kl: {coef: 0.1}",
             "actor_infer/generate reference/compute_log_probs actor_train/compute_log_probs actor_train/train_step "
-            "actor_train/model_update",
+            "actor_train/model_update actor_train/do_checkpoint",
         ),
         (
             "name: ppo\n  kl: {coef: 0.1}",
             "actor_infer/generate reference/compute_log_probs actor_train/compute_log_probs critic/compute_values "
-            "critic/train_step actor_train/train_step actor_train/model_update",
+            "critic/train_step actor_train/train_step actor_train/model_update actor_train/do_checkpoint",
         ),
     ],
 )
@@ -204,12 +259,14 @@ def test_only_the_phases_of_models_that_exist_are_listed(tmp_path: Path, algorit
 def test_supervised_runs_only_train(tmp_path: Path) -> None:
     text = MINIMAL.replace("name: grpo", "name: sft").replace("rollout:\n  max_new_tokens: 44\n", "")
     config = load_text(tmp_path, text)
-    assert [phase.name for phase in phases(config)] == ["actor_train/train_step"]
+    assert [phase.name for phase in phases(config)] == ["actor_train/train_step", "actor_train/do_checkpoint"]
     assert residents(config) == ["actor"]
 
 
 def test_a_model_that_is_not_offloaded_stays(tmp_path: Path) -> None:
     config = load_text(tmp_path, MINIMAL.replace("name: grpo", "name: ppo"), "critic.offload=false")
+    saved = next(phase for phase in phases(config) if phase.name == "actor_train/do_checkpoint").parts
+    assert {"actor.weights", "actor.optimizer", "critic.weights", "critic.optimizer"} <= saved
     table = {
         phase.name: {model: on_device(config, phase, model) for model in residents(config)} for phase in phases(config)
     }

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config_files import MINIMAL, refusal
+from megarl.metrics.at_k import at_k
+from tests.unit.config_files import MINIMAL, load_text, refusal
 
 
 @pytest.mark.parametrize(
@@ -205,3 +206,52 @@ def test_foreign_text_is_cut_and_escaped(tmp_path: Path) -> None:
     assert "\x1b" not in message
     assert "x" * 81 not in message
     assert "y" * 81 not in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("actor.overlap_param_gather=true",), "needs actor.overlap_grad_reduce=true."),
+        (("run.device=cpu", "actor.optimizer.cpu_offload=true"), "actor.optimizer.cpu_offload=true has nowhere to go"),
+        (("checkpoint.best_metric=eval/a/score/mean@1",), "is never measured: eval.sets is empty."),
+        (
+            ("eval={every: 5, sets: {a: {data: builtin:sort}}}", "checkpoint.best_metric=eval/a/score/mean@2"),
+            "Did you mean eval/a/score/mean@1?",
+        ),
+        (
+            ("eval={sets: {a: {data: builtin:sort}}}", "checkpoint.best_metric=eval/a/score/mean@1"),
+            "is not measured between the first and the last step: eval.every=0.",
+        ),
+    ],
+)
+def test_contradictions_of_models_and_checkpoints(tmp_path: Path, overrides: tuple[str, ...], words: str) -> None:
+    message = refusal(tmp_path, MINIMAL, *overrides)
+    assert message.startswith("MRL-1005 command line")
+    assert words in message
+
+
+def test_the_best_metric_may_be_any_that_an_evaluation_reports(tmp_path: Path) -> None:
+    evaluated = "eval={every: 5, sets: {a/b: {data: builtin:sort, num_samples: 6, temperature: 1.0}}}"
+    for name in at_k([[0.0] * 6]):
+        load_text(tmp_path, MINIMAL, evaluated, f"checkpoint.best_metric=eval/a/b/score/{name}")
+    assert "MRL-1005" in refusal(tmp_path, MINIMAL, evaluated, "checkpoint.best_metric=eval/a/b/score/best@5")
+
+
+@pytest.mark.parametrize(
+    ("foreign", "ours"),
+    [
+        ("actor.context_parallel_size", "actor.parallel.cp_size"),
+        ("actor.parallel.expert_model_parallel_size", "actor.parallel.ep_size"),
+        ("critic.virtual_pipeline_model_parallel_size", "critic.parallel.vpp_size"),
+        ("actor.recompute_granularity", "actor.recompute"),
+        ("critic.gradient_checkpointing", "critic.recompute"),
+        ("run.save_freq", "checkpoint.every"),
+        ("run.save_interval", "checkpoint.every"),
+        ("checkpoint.save_steps", "checkpoint.every"),
+        ("run.max_actor_ckpt_to_keep", "checkpoint.keep"),
+        ("model.torch_dtype", "model.dtype"),
+        ("actor.optimizer_cpu_offload", "actor.optimizer.cpu_offload"),
+    ],
+)
+def test_names_of_other_programs_lead_to_ours(tmp_path: Path, foreign: str, ours: str) -> None:
+    assert f"Did you mean {ours}?" in refusal(tmp_path, MINIMAL, f"{foreign}=2")

@@ -130,6 +130,14 @@ shape_keys = st.sampled_from(
         "hidden_act",
         "attention_bias",
         "model_type",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "norm_topk_prob",
+        "sliding_window",
+        "layer_types",
     ]
 )
 
@@ -137,7 +145,34 @@ shape_keys = st.sampled_from(
 @quick
 @given(overrides=st.lists(st.tuples(shape_keys, words), min_size=1, max_size=3))
 def test_arbitrary_model_configs(tmp_path: Path, overrides: list[tuple[str, str]]) -> None:
-    loads_or_refuses(tmp_path, MINIMAL, *(f"model.config.{key}={value}" for key, value in overrides))
+    for family in ("Qwen3", "Qwen2Moe", "Mistral"):
+        text = MINIMAL.replace("Qwen3ForCausalLM", f"{family}ForCausalLM")
+        loads_or_refuses(tmp_path, text, *(f"model.config.{key}={value}" for key, value in overrides))
+
+
+rope_keys = st.sampled_from(
+    ["rope_type", "factor", "rope_theta", "original_max_position_embeddings", "beta_fast", "mscale", "truncate"]
+)
+kinds = st.sampled_from(["linear", "llama3", "yarn", "dynamic"])
+
+
+@quick
+@given(kind=kinds, overrides=st.lists(st.tuples(rope_keys, words), max_size=3))
+def test_arbitrary_rope_scalings(tmp_path: Path, kind: str, overrides: list[tuple[str, str]]) -> None:
+    base = f"model.config.rope_scaling={{rope_type: {kind}, factor: 2, low_freq_factor: 1, high_freq_factor: 4}}"
+    changes = (f"model.config.rope_scaling.{key}={value}" for key, value in overrides)
+    loads_or_refuses(tmp_path, MINIMAL, base, *changes)
+
+
+layout_keys = st.sampled_from([".".join(one.path) for one in settings() if "parallel" in one.path] + ["run.num_ranks"])
+small = st.integers(1, 6).map(str) | st.sampled_from(["true", "null", "[1, 1]", "[2]", "4096", "1000000"])
+
+
+@quick
+@given(overrides=st.lists(st.tuples(layout_keys, small), max_size=6))
+def test_arbitrary_layouts(tmp_path: Path, overrides: list[tuple[str, str]]) -> None:
+    text = MINIMAL.replace("name: grpo", "name: ppo\n  kl: {coef: 0.1}").replace("Qwen3For", "Qwen3MoeFor")
+    loads_or_refuses(tmp_path, text, *(f"{key}={value}" for key, value in overrides))
 
 
 # -- nothing wrong is accepted: every setting of the schema refuses what its rule excludes
@@ -157,7 +192,7 @@ def base_for(setting: Setting) -> tuple[str, list[str]]:
 
 def wrong_values(setting: Setting) -> list[str]:
     rule = setting.rule
-    wrong = ["[1]"]
+    wrong = ["[0]", "[]", "[x]", "[1.5]", "[true]"] if "list" in rule else ["[1]"]
     if "mapping" not in rule:
         wrong.append("{a: 1}")
     if "number" in rule:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from megarl import cli
 from megarl.cli import main
 from megarl.config.load import load_config
 from megarl.config.preflight import require_inputs
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMANDS = ("check", "train")
+COMMANDS = ("check", "train", "export")
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,19 @@ def test_there_are_commands_to_check() -> None:
 def test_megarl_commands_are_right(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``check`` is run and must print what the page shows; ``train`` is checked up to where training would start."""
+    """``check`` is run and must print what the page shows; ``train`` is checked up to where training would start, and
+    ``export`` up to where it would look for the run.
+    """
     monkeypatch.chdir(ROOT)
     arguments = megarl_arguments(command)
     assert arguments is not None
     assert arguments[0] in COMMANDS
+    if arguments[0] == "export":
+        assert cli._parser().parse_args(arguments).run.parts[0] == "runs"
+        return
     if arguments[0] == "train":
-        config = load_config(Path(arguments[1]), arguments[2:])
+        words = [word for word in arguments[1:] if word != "--fresh"]
+        config = load_config(Path(words[0]), words[1:])
         require_inputs(config)
         for word in command.words:
             if word.startswith("--nproc-per-node="):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from megarl.config.model_shape import shape_from_hf
 from megarl.core.checksum import combine, tensor_checksum
@@ -30,6 +32,27 @@ def test_checksum_is_that_of_the_parameters_that_were_sent(family: str, tied: bo
     model = make_model(family, tied)
     engine = make_engine(model)
     assert engine.checksum() == combine(tensor_checksum(name, tensor) for name, tensor in parameters_of(model))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_named_as_in_files(family: str, tmp_path: Path) -> None:
+    """What transformers saves can be sent as it is, and nothing else is asked for."""
+    model = make_model(family)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    engine = EmbeddedEngine(shape_of(model), 2, 32)
+    engine.begin_weight_update()
+    engine.update_weights(saved.items())
+    engine.end_weight_update(1)
+    assert engine.checksum() == make_engine(model).checksum()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_weights_keep_their_bits(family: str) -> None:
+    model = make_model(family).bfloat16()
+    engine = make_engine(model, dtype=torch.bfloat16)
+    assert engine.checksum() == combine(tensor_checksum(name, tensor) for name, tensor in parameters_of(model))
+    assert engine.weight_bytes < 0.51 * make_engine(model).weight_bytes  # gaps between parameters are elements, too
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -89,6 +112,14 @@ def test_a_wrong_name_or_shape_is_refused_by_name() -> None:
         engine.update_weights([("model.norm.weight", torch.zeros(31))])
 
 
+def test_a_layer_is_dense_or_sparse_but_not_both() -> None:
+    engine = make_engine(make_model("qwen3_moe", mlp_only_layers=[1]))
+    engine.begin_weight_update()
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.experts.0.up_proj.weight"):
+        with pytest.raises(EngineError, match=f"MRL-5102 .*'{name}'"):
+            engine.update_weights([(name, torch.zeros(48, 32))])
+
+
 def test_an_incomplete_update_is_not_served_until_it_is_complete() -> None:
     model = make_model("llama")
     engine = make_engine(model)
@@ -129,8 +160,9 @@ def test_an_engine_without_weights_refuses() -> None:
             refuse()
 
 
-def test_a_released_engine_refuses_and_serves_the_same_again_after_resume() -> None:
-    model = make_model("qwen2")
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_moe"])
+def test_a_released_engine_refuses_and_serves_the_same_again_after_resume(family: str) -> None:
+    model = make_model(family)
     engine = make_engine(model)
     requests = make_requests(5, PARAMS)
     expected = [generation.token_ids.tolist() for generation in engine.generate(requests)]
@@ -154,8 +186,9 @@ def test_a_released_engine_refuses_and_serves_the_same_again_after_resume() -> N
     assert [generation.token_ids.tolist() for generation in engine.generate(requests)] == expected
 
 
-def test_broken_weights_give_an_error_and_leave_no_trace() -> None:
-    model = make_model("llama")
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_broken_weights_give_an_error_and_leave_no_trace(family: str) -> None:
+    model = make_model(family)
     engine = make_engine(model)
     requests = make_requests(6, SamplingParams(20))
     expected = [generation.token_ids.tolist() for generation in engine.generate(requests)]

@@ -51,6 +51,14 @@ def test_two_hundred_mixed_prompts_on_16_slots_equal_one_at_a_time() -> None:
     assert {generation.finish for generation in together} == {"stop", "length"}
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_requests_that_share_experts_do_not_share_numbers(family: str) -> None:
+    model = make_model(family)
+    requests = make_requests(40, SamplingParams(24, stop_token_ids=STOPS[:2]))
+    together = make_engine(model, num_slots=16).generate(requests)
+    assert_same(together, one_at_a_time(make_engine(model, num_slots=1), requests))
+
+
 @given(order=st.permutations(range(14)), num_slots=st.integers(1, 15))
 @settings(max_examples=25, deadline=None)
 def test_order_and_number_of_slots_do_not_matter(order: list[int], num_slots: int) -> None:

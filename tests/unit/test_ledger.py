@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.core.errors import DataError, MissingInputError, StorageError
-from megarl.trackers.ledger import Ledger, StepRecord, read_ledger
+from megarl.trackers.ledger import Ledger, StepRecord, read_ledger, rewind
 
 
 def test_one_strict_json_object_per_step(tmp_path):
@@ -112,3 +112,23 @@ def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path):
     assert path.read_bytes().count(b"\n") == 1
     assert path.read_bytes().endswith(b"\n")
     assert [record.step for record in read_ledger(path)] == [1]
+
+
+def test_rewinding_cuts_the_steps_that_will_be_made_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    ledger = Ledger(path)
+    for step in range(4):
+        ledger.log({"actor/lr": step / 4}, step)
+        if step == 2:
+            kept = ledger.sync()
+    ledger.finish()
+    with path.open("ab") as file:
+        file.write(b'{"step":4,"ti')
+    before = path.read_bytes()
+    records = rewind(path, 2)
+    assert [record.step for record in records] == [0, 1, 2]
+    assert path.read_bytes() == before[:kept]
+    assert read_ledger(path) == records
+    assert rewind(path, -1) == []
+    assert path.read_bytes() == b""
+    assert rewind(tmp_path / "none.jsonl", 3) == []

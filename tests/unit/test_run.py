@@ -92,15 +92,19 @@ def test_a_phase_that_fails_is_recorded_and_leaves_a_usable_state() -> None:
 
 def test_a_run_directory_has_one_owner_and_old_runs_are_kept(tmp_path: Path) -> None:
     config = load_config(CONFIGS / "quickstart.yaml", [f"run.dir={tmp_path}"])
-    first = claim(config)
+    first = claim(config, fresh=False)
     (first.path / "metrics.jsonl").write_text("first")
     with pytest.raises(RunDirInUseError, match="MRL-6001"):
-        claim(config)
+        claim(config, fresh=True)
     first.release()
-    second = claim(config)
+    second = claim(config, fresh=True)
     (second.path / "metrics.jsonl").write_text("second")
     second.release()
-    claim(config).release()
+    claim(config, fresh=False).release()
+    assert (tmp_path / "quickstart" / "metrics.jsonl").read_text() == "second"
+    third = claim(config, fresh=True)
+    third.begin(config)
+    third.release()
     assert (tmp_path / "quickstart.1" / "metrics.jsonl").read_text() == "first"
     assert (tmp_path / "quickstart.2" / "metrics.jsonl").read_text() == "second"
     assert load_config(tmp_path / "quickstart" / "resolved.yaml") == config

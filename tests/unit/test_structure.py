@@ -19,7 +19,7 @@ PACKAGE = Path(megarl.__file__).parent
 LAYERS = {
     "core": 0, "config": 0,
     "ops": 1, "metrics": 1,
-    "algorithms": 2, "data": 2, "rewards": 2, "trackers": 2,
+    "algorithms": 2, "checkpoint": 2, "data": 2, "rewards": 2, "trackers": 2,
     "models": 3, "generation": 3, "rollout": 3, "weights": 3,
     "run": 4,
     "cli": 5, "launch": 5, "__main__": 5,

@@ -23,7 +23,8 @@ from megarl.models.decoder import LanguageModel  # noqa: E402
 from megarl.models.hf_weights import random_weights  # noqa: E402
 from megarl.models.optim import OptimizerSettings  # noqa: E402
 from megarl.models.policy import Policy  # noqa: E402
-from megarl.models.setup import Rendezvous, start_world, stop_world  # noqa: E402
+from megarl.models.rendezvous import Rendezvous  # noqa: E402
+from megarl.models.setup import start_world, stop_world  # noqa: E402
 
 SHAPE = ModelShape(
     architecture="Qwen3ForCausalLM", vocab_size=32000, hidden_size=768, intermediate_size=2304, num_layers=8,

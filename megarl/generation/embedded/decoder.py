@@ -1,10 +1,4 @@
-"""The arithmetic of a dense decoder: Llama, Qwen2, Qwen3.
-
-Every row's numbers depend on that row alone, as far as the matrix library allows: prompts are packed without padding,
-contexts are rounded up to `_CONTEXT_STEP` positions (the surplus is masked to exact zeros) and no product has fewer
-than `MIN_ROWS` rows. On MKL in fp32 the numbers are then equal bit for bit whatever shares the batch (an exception:
-contexts of 192 to 384 positions with 4 or more query heads per kv head); elsewhere they are equal to rounding.
-"""
+"""The arithmetic of a decoder: Llama, Mistral, Qwen2, Qwen3 and the sparse Qwens, after the rules of `rounding`."""
 
 from __future__ import annotations
 
@@ -19,12 +13,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from megarl.config.model_shape import ModelShape
+from megarl.generation.embedded.feed_forward import add_experts_, add_mlp_
 from megarl.generation.embedded.kv_pool import KvPool
-from megarl.generation.embedded.weights import DecoderWeights, LayerWeights
+from megarl.generation.embedded.rounding import CONTEXT_STEP, MIN_ROWS
+from megarl.generation.embedded.weights import DecoderWeights, LayerWeights, MlpWeights
+from megarl.ops.rope import rope_frequencies
 
-# Products of fewer rows take another path through MKL (matrix times vector) and round differently.
-MIN_ROWS = 4
-_CONTEXT_STEP = 16
 _PREFILL_TOKENS = 4096
 
 
@@ -71,7 +65,7 @@ class Decoder:
         ``max_length`` is the largest length after this token. Rows are as many as tokens, at least `MIN_ROWS`.
         """
         num_rows, shape, pool = len(tokens), self._shape, self._pool
-        context = min(-(-max_length // _CONTEXT_STEP) * _CONTEXT_STEP, pool.num_positions)
+        context = min(-(-max_length // CONTEXT_STEP) * CONTEXT_STEP, pool.num_positions)
         pool.cover(context)
         rotations = self._rotations[positions][:, None]
         places = (self._head_starts[:num_rows] + positions[:, None]).flatten()
@@ -151,12 +145,14 @@ class Decoder:
         return heads[..., :num_heads, :], heads[..., num_heads:num_rotated, :], heads[..., num_rotated:, :]
 
     def _rest_of_layer(self, hidden: torch.Tensor, mixed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """What follows attention: both residual additions happen inside a matrix product."""
+        """What follows attention; its residual addition happens inside the matrix product."""
         shape = self._shape
         hidden = torch.addmm(hidden, mixed, layer.attention_out.t())
         normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.post_norm, shape.rms_norm_eps)
-        gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=1)
-        return hidden.addmm_(functional.silu(gate).mul_(up), layer.down.t())
+        if isinstance(layer.mlp, MlpWeights):
+            return add_mlp_(hidden, normed, layer.mlp)
+        assert shape.experts is not None  # only a shape with experts has sparse layers
+        return add_experts_(hidden, normed, layer.mlp, shape.experts)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         shape, weights = self._shape, self._weights
@@ -178,10 +174,10 @@ def _batches(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _rotations(shape: ModelShape, num_positions: int) -> torch.Tensor:
-    """One complex number of modulus 1 per (position, pair), from fp32 angles as in transformers."""
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), 1.0 / shape.rope_theta**exponents)
-    return torch.complex(angles.cos(), angles.sin())
+    """One complex number per (position, pair), from fp32 angles as in transformers; its modulus scales attention."""
+    frequencies, modulus = rope_frequencies(shape)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+    return torch.complex(angles.cos() * modulus, angles.sin() * modulus)
 
 
 def _rotate_(heads: torch.Tensor, rotations: torch.Tensor) -> None:

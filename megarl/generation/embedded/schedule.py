@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from megarl.core.protocols import GenerationRequest
-from megarl.generation.embedded.decoder import MIN_ROWS, Decoder
+from megarl.generation.embedded.decoder import Decoder
 from megarl.generation.embedded.kv_pool import KvPool
+from megarl.generation.embedded.rounding import MIN_ROWS
 from megarl.generation.embedded.rows import Finished, Rows
 from megarl.generation.embedded.sampler import Needs, sample
 

@@ -2,7 +2,7 @@
 
 Two departures from the Hugging Face layout make decoding faster, and neither shows outside this file:
 
-- queries, keys and values are one matrix, gate and up are one matrix: fewer, larger matrix products;
+- queries, keys and values are one matrix, gate and up are one matrix, experts are stacked: fewer, larger products;
 - the rows of each query and key head are reordered from rotate-half pairs ``(i, i + head_dim / 2)`` to neighbours
   ``(2i, 2i + 1)``, so that the rotary embedding is one complex multiplication. Queries and keys are reordered alike,
   so their products do not change.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megarl.config.model_shape import ModelShape
+from megarl.config.model_shape import ExpertShape, ModelShape
 from megarl.core.checksum import combine, tensor_checksum
 from megarl.core.errors import EngineError
 
@@ -26,8 +26,29 @@ _MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """A gated MLP. ``gate_up`` rows are gate, then up."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts of a sparse layer, stacked along the first axis: each is an MLP.
+
+    ``routers`` has a row per expert; if there is a shared expert, the row of its gate follows.
+    """
+
+    routers: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared: MlpWeights | None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. ``qkv`` rows are query heads, then key heads, then value heads; ``gate_up`` rows are gate, then up."""
+    """One layer. ``qkv`` rows are query heads, then key heads, then value heads."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -36,8 +57,7 @@ class LayerWeights:
     key_norm: torch.Tensor | None
     attention_out: torch.Tensor
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    mlp: MlpWeights | ExpertWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +129,7 @@ class DecoderWeights:
         self._cursor = 0
         self._places: dict[str, _Place] = {}
         self.embedding = self._add("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
-        self.layers = [self._add_layer(f"model.layers.{index}") for index in range(shape.num_layers)]
+        self.layers = [self._add_layer(index) for index in range(shape.num_layers)]
         self.final_norm = self._add("model.norm.weight", shape.hidden_size)
         self.head = self.embedding
         if not shape.tied_embeddings:
@@ -147,8 +167,32 @@ class DecoderWeights:
         paired = place.view.view(-1, half, 2, *place.shape[1:]).transpose(1, 2)
         self._places[name] = _Place(paired, place.shape)
 
-    def _add_layer(self, prefix: str) -> LayerWeights:
-        shape, attention = self._shape, f"{prefix}.self_attn"
+    def _add_mlp(self, prefix: str, intermediate_size: int) -> MlpWeights:
+        hidden = self._shape.hidden_size
+        gate_up = [(f"{prefix}.{part}_proj.weight", intermediate_size) for part in ("gate", "up")]
+        return MlpWeights(
+            gate_up=self._add_fused(gate_up, hidden),
+            down=self._add(f"{prefix}.down_proj.weight", hidden, intermediate_size),
+        )
+
+    def _add_experts(self, prefix: str, experts: ExpertShape) -> ExpertWeights:
+        hidden, intermediate, shared = self._shape.hidden_size, experts.intermediate_size, None
+        routers = [(f"{prefix}.gate.weight", experts.num_experts)]
+        if experts.shared_intermediate_size:
+            routers.append((f"{prefix}.shared_expert_gate.weight", 1))
+            shared = self._add_mlp(f"{prefix}.shared_expert", experts.shared_intermediate_size)
+        gate_up = self._take(experts.num_experts, 2 * intermediate, hidden)
+        down = self._take(experts.num_experts, hidden, intermediate)
+        for index in range(experts.num_experts):
+            name = f"{prefix}.experts.{index}"
+            for part, view in zip(("gate", "up"), gate_up[index].chunk(2), strict=True):
+                self._places[f"{name}.{part}_proj.weight"] = _Place(view, (intermediate, hidden))
+            self._places[f"{name}.down_proj.weight"] = _Place(down[index], (hidden, intermediate))
+        return ExpertWeights(self._add_fused(routers, hidden), gate_up, down, shared)
+
+    def _add_layer(self, index: int) -> LayerWeights:
+        shape, prefix = self._shape, f"model.layers.{index}"
+        attention, experts = f"{prefix}.self_attn", shape.experts if shape.is_sparse(index) else None
         hidden, query_size, kv_size = shape.hidden_size, _query_size(shape), _kv_size(shape)
 
         def projections(kind: str) -> list[tuple[str, int]]:
@@ -163,10 +207,11 @@ class DecoderWeights:
             key_norm=self._add(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
             attention_out=self._add(f"{attention}.o_proj.weight", hidden, query_size),
             post_norm=self._add(f"{prefix}.post_attention_layernorm.weight", hidden),
-            gate_up=self._add_fused(
-                [(f"{prefix}.mlp.{part}_proj.weight", shape.intermediate_size) for part in ("gate", "up")], hidden
+            mlp=(
+                self._add_experts(f"{prefix}.mlp", experts)
+                if experts
+                else self._add_mlp(f"{prefix}.mlp", shape.intermediate_size)
             ),
-            down=self._add(f"{prefix}.mlp.down_proj.weight", hidden, shape.intermediate_size),
         )
         for letter in ("q", "k"):
             for suffix in ("_proj.weight", "_proj.bias", "_norm.weight"):

@@ -1,0 +1,118 @@
+"""When a run is saved, and how it ends early: between two steps, on all ranks at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from signal import Signals
+
+import torch
+import torch.distributed as dist
+
+from megarl.checkpoint.store import Checkpoint, CheckpointStore
+from megarl.config.schema import CheckpointSettings
+from megarl.core.errors import Preempted
+from megarl.core.world import World
+from megarl.metrics.meter import Meter
+from megarl.models.random_state import tracker_state
+from megarl.run.progress import Best, Progress
+from megarl.run.residency import Residency
+from megarl.run.rng import rng_state
+from megarl.run.state import RunState
+from megarl.run.stop import StopRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """``last_step`` is the run's. A checkpoint is made every so many steps, at the end, and when the run is stopped."""
+
+    settings: CheckpointSettings
+    last_step: int
+
+    def is_due(self, step: int) -> bool:
+        """Whether ``step`` is saved without anybody asking."""
+        return step == self.last_step or (self.settings.every > 0 and step % self.settings.every == 0)
+
+    def better(self, best: Best | None, step: int, metrics: dict[str, float]) -> Best | None:
+        """The best checkpoint when that of ``step``, with these metrics, is made."""
+        name = self.settings.best_metric
+        value = metrics.get(name) if name is not None else None
+        if value is None or not math.isfinite(value):
+            return best
+        if best is not None and (value <= best.value if self.settings.best_mode == "max" else value >= best.value):
+            return best
+        return Best(step, value)
+
+
+class Checkpoints:
+    """What happens between two steps."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        plan: SavePlan,
+        state: RunState,
+        residency: Residency,
+        stop: StopRequest,
+        world: World,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._state = state
+        self._residency = residency
+        self._stop = stop
+        self._world = world
+        # step 0 is what a run without any checkpoint starts from
+        self._saved_step = 0
+        self._best: Best | None = None
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from ``checkpoint``; before the first phase, while all models are on the device. Collective."""
+        progress = Progress.from_tree(checkpoint.progress)
+        self._state.restore(checkpoint, progress)
+        self._saved_step = progress.step
+        self._keep_best(progress.best)
+
+    def after(self, step: int, metrics: dict[str, float]) -> Meter:
+        """Save if it is time to, and leave if anybody asked to stop. Collective.
+
+        A step's line is in the ledger before its checkpoint is made, so saving counts as part of the next step: what is
+        returned is the meter for that one.
+        """
+        meter = Meter()
+        asked = self._asked()
+        if step != self._saved_step and (asked or self._plan.is_due(step)):
+            with meter.timed("timing_s/step_wall"), meter.timed("timing_s/save_checkpoint"):
+                self._save(step, metrics, meter)
+        if asked and step < self._plan.last_step:
+            self.finish()
+            raise self._preempted(step, asked)
+        return meter
+
+    def finish(self) -> None:
+        """Wait until everything is on the disk. Collective."""
+        self._store.finish()
+        self._world.barrier()
+
+    def _asked(self) -> Signals | None:
+        """The signal that any rank was asked to stop by: the same answer on all of them."""
+        number = torch.tensor([int(self._stop.received or 0)])
+        dist.all_reduce(number, dist.ReduceOp.MAX, group=self._world.control_group)
+        return Signals(int(number)) if number else None
+
+    def _save(self, step: int, metrics: dict[str, float], meter: Meter) -> None:
+        self._keep_best(self._plan.better(self._best, step, metrics))
+        with self._residency.phase("actor_train/do_checkpoint", meter):
+            progress = self._state.progress(step, self._best)
+            wait = not self._plan.settings.asynchronous
+            generators = {**rng_state(self._world.device), **tracker_state()}
+            self._store.save(step, self._state.slices(), progress.to_tree(), generators, wait=wait)
+        self._saved_step = step
+
+    def _keep_best(self, best: Best | None) -> None:
+        self._best = best
+        self._store.retain(best.step if best else None)
+
+    def _preempted(self, step: int, asked: Signals) -> Preempted:
+        where = f"after step {step} of {self._plan.last_step}, which is saved" if step else "before the first step"
+        return Preempted("MRL-8001", f"stopped by {asked.name} {where}.\nRun the same command to go on.")

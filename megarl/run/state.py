@@ -1,0 +1,91 @@
+"""Everything of a run that changes from step to step, gathered for a checkpoint and put back from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from megarl.checkpoint.store import Checkpoint
+from megarl.config.schema import RunConfig
+from megarl.core.slices import Slice, Stateful
+from megarl.core.world import World
+from megarl.data.cursor import Cursor
+from megarl.metrics.meter import Meter
+from megarl.models.random_state import restore_tracker_state
+from megarl.run.progress import Best, Progress, config_digest, data_digest
+from megarl.run.recorder import Recorder
+from megarl.run.rng import restore_rng_state
+from megarl.run.sync import EngineSync
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Who holds state: the models by role, the stages' cursors (of the driver), the engines and the recorder."""
+
+    models: Mapping[str, Stateful]
+    cursors: Mapping[str, Cursor]
+    sync: EngineSync | None
+    recorder: Recorder
+    # of the policy's weights, which an export has as well
+    dtype: torch.dtype
+
+
+class RunState:
+    """The state of all parts, as slices (tensors) and `Progress` (the rest)."""
+
+    def __init__(self, config: RunConfig, world: World, parts: Parts) -> None:
+        self._world = world
+        self._parts = parts
+        self._config: dict[str, Any] = config.model_dump(mode="json")
+        self._data_digest = data_digest(config) if world.is_driver else None
+
+    def slices(self) -> list[Slice]:
+        """This rank's share of all models. The models must be on the device."""
+        return [one for model in self._parts.models.values() for one in model.slices()]
+
+    def progress(self, step: int, best: Best | None) -> Progress:
+        """The rest, after ``step``. The ledger is on the disk when this returns, so no checkpoint is ahead of it."""
+        parts = self._parts
+        return Progress(
+            step=step,
+            served_version=parts.sync.served_version if parts.sync else None,
+            cursors={stage: cursor.state() for stage, cursor in parts.cursors.items()},
+            models={role: model.state() for role, model in parts.models.items()},
+            num_samples=parts.recorder.num_samples,
+            ledger_bytes=parts.recorder.sync(),
+            best=best,
+            dtype=str(parts.dtype).removeprefix("torch."),
+            config=self._config,
+            config_digest=config_digest(self._config),
+            data_digest=self._data_digest,
+        )
+
+    def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
+        """Become what was saved. The models must be on the device. Collective."""
+        parts = self._parts
+        room = [one for role, model in parts.models.items() for one in model.make_room(progress.models[role])]
+        checkpoint.fill(room)
+        for model in parts.models.values():
+            model.restored()
+        for stage, cursor in parts.cursors.items():
+            cursor.restore(progress.cursors[stage])
+        parts.recorder.num_samples = progress.num_samples
+        if parts.sync is not None and progress.served_version == progress.step:
+            # So that the next step does not push, and count, what was pushed before the stop.
+            parts.sync.refresh(progress.step, Meter())
+        if same_layout(progress.config, self._config):
+            generators = checkpoint.rank_state(self._world.rank)
+            assert generators is not None, "the layout is the same"
+            restore_rng_state(generators, self._world.device)
+            restore_tracker_state(generators)
+
+
+def same_layout(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether ranks hold the same parts under both configurations; only then do they go on with the same bits."""
+    roles = ("actor", "critic", "reference")
+    return before["run"]["num_ranks"] == after["run"]["num_ranks"] and all(
+        before[role]["parallel"] == after[role]["parallel"] for role in roles
+    )

@@ -1,0 +1,59 @@
+"""Asking a run to stop: SIGTERM, SIGUSR1 or Ctrl-C once to finish the step and save, once more to leave at once.
+
+Nothing here imports torch, so that a rank listens from its first moment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from signal import Signals
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# Only these insist: a scheduler warns with SIGUSR1 first and sends SIGTERM while the step is still being finished.
+_INSISTING = (signal.SIGTERM, signal.SIGINT)
+# A terminal, a launcher and a scheduler may each deliver one and the same request.
+_ONE_REQUEST_SECONDS = 1.0
+
+
+class StopRequest:
+    """Whether this process was asked to stop. Ranks may be asked at different times; they agree between steps."""
+
+    def __init__(self) -> None:
+        # the first signal that asked; None while nobody did
+        self.received: Signals | None = None
+        self._asked_at: float | None = None
+
+    def take(self, number: int, now: float) -> bool:
+        """A signal arrived at ``now`` (seconds). True: it is the second request, leave at once."""
+        self.received = self.received or Signals(number)
+        if number not in _INSISTING:
+            return False
+        if self._asked_at is None:
+            self._asked_at = now
+        return now - self._asked_at > _ONE_REQUEST_SECONDS
+
+
+def watch_signals(request: StopRequest, leave: Callable[[int], None]) -> None:
+    """Take signals into ``request`` for the rest of the process; ``leave`` is called at the second request.
+
+    A thread reads them from a pipe, because Python's own handlers wait for the main thread, which may be waiting in a
+    collective. Ctrl-C stays ignored where it already is (a shell's background jobs).
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+    def watch() -> None:
+        while True:
+            for number in os.read(reading, 64):
+                if number in SIGNALS and request.take(number, time.monotonic()):
+                    leave(number)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
