@@ -60,7 +60,7 @@ def commit(staging: Path, save: Save, reports: list[dict[str, Any]]) -> None:
     try:
         files = _all_written(staging, reports)
         reach("save/before-manifest", rank=DRIVER, step=save.step)
-        manifest = Manifest(manifests.FORMAT, save.step, save.progress, save.layout, _made_with(), files)
+        manifest = Manifest(manifests.FORMAT, save.step, save.progress, save.layout, made_with(), files)
         _write_manifest(staging / manifests.FILE_NAME, manifest)
         places.publish(staging, save.step)
     except OSError as error:
@@ -104,7 +104,7 @@ def _write_manifest(path: Path, manifest: Manifest) -> None:
     reach("save/manifest-synced", rank=DRIVER, step=manifest.step)
 
 
-def _made_with() -> dict[str, Any]:
+def made_with() -> dict[str, Any]:
     versions = {package: version(package) for package in ("megarl", "megatron-core", "torch")}
     return {**versions, "num_threads": torch.get_num_threads()}
 

@@ -86,6 +86,11 @@ class CheckpointStore:
         """From the next save on, keep the checkpoint of ``best_step`` too, however old it gets. Not a collective."""
         self._best_step = best_step
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something went wrong in the background that nobody has been told yet. Not a collective."""
+        return self._error is not None
+
     def finish(self) -> None:
         """Wait for the save in flight, and raise what went wrong in it."""
         if self._thread is not None:

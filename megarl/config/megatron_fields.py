@@ -39,6 +39,7 @@ _OF_THE_MODEL = (
 _FIXED = (
     "hidden_dropout attention_dropout calculate_per_token_loss variable_seq_lengths perform_initialization "
     "use_cpu_initialization use_distributed_optimizer grad_reduce_in_fp32 fp16 decoupled_lr decoupled_min_lr "
+    "moe_aux_loss_coeff moe_z_loss_coeff moe_router_load_balancing_type moe_input_jitter_eps "
     "test_mode mtp_num_layers num_distributed_optimizer_instances use_megatron_fsdp use_custom_fsdp"
 )
 # option -> the setting of the same section (or, with a dot in front, of the whole file) that decides it

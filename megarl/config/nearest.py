@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megarl.config.model_shape import ModelShape
-from megarl.config.parallel import ParallelSettings
-
-_MOST_RANKS = 4096
+from megarl.config.parallel import MOST_RANKS, ParallelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ def tensor_parts(shape: ModelShape) -> dict[str, int]:
     return parts
 
 
-def divisors(number: int, most: int = _MOST_RANKS) -> list[int]:
+def divisors(number: int, most: int = MOST_RANKS) -> list[int]:
     """The divisors of ``number`` up to ``most``, in order."""
     return [size for size in range(1, min(number, most) + 1) if number % size == 0]
 
@@ -81,7 +79,7 @@ def _distance(size: int, asked: int) -> float:
 
 
 def _stage_cuts(asked: ParallelSettings, num_layers: int, pp_size: int) -> Iterator[_Cut]:
-    for vpp_size in range(1, min(num_layers // pp_size, _MOST_RANKS) + 1):
+    for vpp_size in range(1, min(num_layers // pp_size, MOST_RANKS) + 1):
         is_equal = num_layers % (pp_size * vpp_size) == 0
         if (is_equal or asked.stage_layers is not None) and (pp_size > 1 or vpp_size == 1):
             yield _Cut(_distance(pp_size, asked.pp_size) + _distance(vpp_size, asked.vpp_size), (pp_size, vpp_size))
@@ -104,7 +102,7 @@ def _expert_cuts(asked: ParallelSettings, shape: ModelShape, ranks_per_stage: in
         if shape.experts.num_experts % ep_size:
             continue
         for etp_size in divisors(ranks_per_stage // ep_size):
-            if shape.experts.intermediate_size % etp_size == 0:
+            if shape.experts.intermediate_size % etp_size == 0 and (ep_size > 1 or etp_size == tp_size):
                 wanted = tp_size if asked.etp_size is None else asked.etp_size
                 cost = _distance(ep_size, asked.ep_size) + _distance(etp_size, wanted)
                 yield _Cut(cost, (ep_size, etp_size))

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from megarl.config.section import Section, setting
 
-_MOST_RANKS = 4096
+MOST_RANKS = 4096
 _MOST_LAYERS = 10_000
 
 
@@ -33,7 +33,7 @@ class ParallelSettings(Section):
         1,
         "Tensor-parallel size: ranks that share every layer.",
         ge=1,
-        le=_MOST_RANKS,
+        le=MOST_RANKS,
         elsewhere="tensor_model_parallel_size tensor_parallel_size tp",
     )
     sequence_parallel: bool = setting(
@@ -45,14 +45,14 @@ class ParallelSettings(Section):
         1,
         "Pipeline-parallel size: stages that the layers are dealt to.",
         ge=1,
-        le=_MOST_RANKS,
+        le=MOST_RANKS,
         elsewhere="pipeline_model_parallel_size pipeline_parallel_size pp",
     )
     vpp_size: int = setting(
         1,
         "Stages that every pipeline rank holds, run interleaved; 1: plain one-forward-one-backward.",
         ge=1,
-        le=_MOST_RANKS,
+        le=MOST_RANKS,
         elsewhere="virtual_pipeline_model_parallel_size virtual_pipeline_size vpp",
     )
     stage_layers: LayerCounts = setting(
@@ -66,21 +66,21 @@ class ParallelSettings(Section):
         1,
         "Context-parallel size: ranks that share every sequence.",
         ge=1,
-        le=_MOST_RANKS,
+        le=MOST_RANKS,
         elsewhere="context_parallel_size cp ulysses_sequence_parallel_size",
     )
     ep_size: int = setting(
         1,
         "Expert-parallel size: ranks that the experts are dealt to.",
         ge=1,
-        le=_MOST_RANKS,
+        le=MOST_RANKS,
         elsewhere="expert_model_parallel_size expert_parallel_size ep",
     )
     etp_size: int | None = setting(
         None,
         "Tensor-parallel size inside experts; null: tp_size.",
         ge=1,
-        le=_MOST_RANKS,
+        le=MOST_RANKS,
         elsewhere="expert_tensor_parallel_size etp",
     )
 

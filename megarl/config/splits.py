@@ -230,9 +230,18 @@ def _expert_parts(role: Role, experts: ExpertShape, num_ranks: int) -> Iterator[
             (role.key("ep_size"), role.model),
             (f"Valid here: {join(valid)}.",),
         )
-    if experts.intermediate_size % etp_size:
+    if ep_size == 1 and etp_size != parallel.tp_size:
+        yield Problem(
+            "MRL-1108",
+            f"{dotted(role.path)}.etp_size={etp_size} is not tp_size {parallel.tp_size}, but ep_size is 1: "
+            "Megatron-Core would sum the experts' gradients over the wrong ranks.",
+            (role.key("etp_size"), role.key("ep_size"), role.key("tp_size")),
+            ("Set etp_size: null, or ep_size to 2 or more.",),
+        )
+    elif experts.intermediate_size % etp_size:
         given = f"etp_size={etp_size}" if parallel.etp_size is not None else f"etp_size=null (tp_size {etp_size})"
         valid = _valid_sizes(experts.intermediate_size, num_ranks, pp_size * ep_size)
+        valid = valid if ep_size > 1 else [size for size in valid if size == parallel.tp_size] or [1]
         yield Problem(
             "MRL-1108",
             f"{dotted(role.path)}.{given} cannot split {role.words}: "

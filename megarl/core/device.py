@@ -38,6 +38,16 @@ def collective_backend(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
+def make_deterministic() -> None:
+    """Only kernels that give the same bits every time; before the first use of a device.
+
+    The variables are read by Transformer Engine and cuBLAS; torch refuses operations that it knows to be otherwise.
+    """
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+
+
 def training_dtype(device: torch.device) -> torch.dtype:
     """bf16 with fp32 main gradients on CUDA; fp32 on CPU, where bf16 is many times slower."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32

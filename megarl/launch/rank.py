@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -54,7 +55,11 @@ def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
 def _train(config: RunConfig, rank: int, size: int, stop: StopRequest, *, fresh: bool) -> None:
     import torch
 
+    from megarl.core.device import make_deterministic
+
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if config.run.deterministic:
+        make_deterministic()
     from megarl.models.rendezvous import Rendezvous
     from megarl.models.setup import start_world, stop_world
     from megarl.run.resume import take_up
@@ -85,6 +90,7 @@ def _leave_last_words(rank: int, message: str, exit_code: int) -> None:
 
 def _write_trace(config: RunConfig, rank: int) -> Path:
     path = Path(config.run.dir) / config.run.name / "logs" / f"rank_{rank}.trace"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(traceback.format_exc(), encoding="utf-8")
+    with contextlib.suppress(OSError):  # a full disk must not silence the message itself
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
     return path

@@ -25,9 +25,9 @@ from megarl.models.parameter_table import Naming, has_value_bias, stage_tables
 from megarl.ops.logprobs import align_to_tokens, hidden_logprobs, next_tokens
 
 
-def initial_weights(shape: ModelShape, path: Path | None, seed: int) -> WeightSource:
-    """A Hugging Face directory's tensors, or random ones."""
-    return safetensors_weights(path) if path is not None else random_weights(seed, shape.initializer_range)
+def initial_weights(shape: ModelShape, path: Path | None, seed: int, setting: str = "model.path") -> WeightSource:
+    """The tensors of the Hugging Face directory that ``setting`` names, or random ones."""
+    return safetensors_weights(path, setting) if path is not None else random_weights(seed, shape.initializer_range)
 
 
 class Decoder:

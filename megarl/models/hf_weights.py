@@ -49,8 +49,11 @@ def random_weights(seed: int, initializer_range: float) -> WeightSource:
     return source
 
 
-def safetensors_weights(directory: Path) -> WeightSource:
-    """Tensors of a local Hugging Face directory, one file or sharded. A value head that is not there starts at zero."""
+def safetensors_weights(directory: Path, setting: str = "model.path") -> WeightSource:
+    """Tensors of a local Hugging Face directory, one file or sharded. A value head that is not there starts at zero.
+
+    ``setting`` is what named the directory, for errors.
+    """
     files = _file_of_tensor(directory)
 
     def source(name: str, shape: Shape, part: Part) -> torch.Tensor:
@@ -60,7 +63,7 @@ def safetensors_weights(directory: Path) -> WeightSource:
             if name == VALUE_HEAD:
                 return part.of(torch.zeros(shape))
             raise DataError(
-                "MRL-2201", f"model.path={str(directory)!r} has no tensor {name!r}; its config.json promises it."
+                "MRL-2201", f"{setting}={str(directory)!r} has no tensor {name!r}; its config.json promises it."
             )
         with _opened(files[name]) as file:
             stored = file.get_slice(name)
@@ -95,7 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise MissingInputError(
             "MRL-4002",
-            f"model.path={str(path.parent)!r}: there is no {path.name} in it.\n"
+            f"{str(path.parent)!r}: there is no {path.name} in it.\n"
             "Weights are read from model.safetensors, or from the files that model.safetensors.index.json names.",
         )
     try:

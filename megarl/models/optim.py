@@ -123,10 +123,8 @@ class Trainable:
 
     def restart(self, settings: OptimizerSettings) -> None:
         """Begin a new stage of training: the weights stay, moments and schedule start afresh."""
-        self.num_updates_done = 0
         self.configure(settings)
-        for state in self.moments():
-            state.clear()
+        self.resume(0)
 
     def configure(self, settings: OptimizerSettings) -> None:
         """Go on with these settings."""
@@ -154,7 +152,11 @@ class Trainable:
             return UpdateResult(norm, lr, skipped=True)
         if self.settings.grad_clip > 0:
             for inner in self._optimizer.chained_optimizers:
-                clip_grad_by_total_norm_fp32(inner.get_parameters(), self.settings.grad_clip, norm)
+                # an optimizer on the host keeps its gradients elsewhere
+                decoupled = inner.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
+                clip_grad_by_total_norm_fp32(
+                    inner.get_parameters(), self.settings.grad_clip, norm, use_decoupled_grad=decoupled
+                )
         self._optimizer.step_with_ready_grads()
         self.num_updates_done += 1
         return UpdateResult(norm, lr, skipped=False)
@@ -172,6 +174,11 @@ class Trainable:
     def refresh_main_weights(self) -> None:
         """After weights were written from outside: copy them into the optimizer's fp32 masters (bf16 only has them)."""
         self._optimizer.reload_model_params()
+        for optimizer in self._torch_optimizers():
+            if isinstance(optimizer, HybridDeviceOptimizer):
+                # Megatron forgets the copies of fp32 weights
+                for parameter, main in optimizer.param_to_inner_param.items():
+                    main.data.copy_(parameter)
 
     def moments(self) -> list[dict[str, Any]]:
         """Adam's state dicts, one per parameter shard of this rank."""

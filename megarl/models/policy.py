@@ -36,7 +36,7 @@ class Policy(Learner):
     def begin_stage(self, settings: OptimizerSettings, temperature: float) -> None:
         """Keep the weights, start the optimizer afresh."""
         self._trainable.restart(settings)
-        self.configure(settings, temperature)
+        self._temperature = temperature
 
     def configure(self, settings: OptimizerSettings, temperature: float) -> None:
         """What holds for a whole stage of training, also when a run resumes in the middle of it.

@@ -1,4 +1,4 @@
-"""Megatron's random generators, for layers that a user gives dropout to. Ours draw nothing."""
+"""Megatron's random generators. No layer of ours draws from them; one that did would go on after a restart."""
 
 from __future__ import annotations
 

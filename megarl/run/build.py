@@ -175,7 +175,9 @@ class Builder:
         temperature = 1.0 if supervised else self._temperature
 
         def begin() -> None:
-            residency.onload(("actor.weights", "critic.weights", "critic.optimizer", "reference.weights"))
+            residency.onload(
+                ("actor.weights", "actor.optimizer", "critic.weights", "critic.optimizer", "reference.weights")
+            )
             models.policy.begin_stage(self._actor_optimizer(), temperature)
             if self._warmup_steps == 0:
                 return  # all models were read from where the policy was

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from signal import Signals
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import CheckpointSettings
-from megarl.core.errors import Preempted
+from megarl.core.errors import Preempted, StorageError
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
 from megarl.models.random_state import tracker_state
@@ -21,10 +22,14 @@ from megarl.run.rng import rng_state
 from megarl.run.state import RunState
 from megarl.run.stop import StopRequest
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """``last_step`` is the run's. A checkpoint is made every so many steps, at the end, and when the run is stopped."""
+    """A checkpoint is made every so many steps, when a new best is measured, at the run's ``last_step``, and when the
+    run is stopped.
+    """
 
     settings: CheckpointSettings
     last_step: int
@@ -80,10 +85,13 @@ class Checkpoints:
         returned is the meter for that one.
         """
         meter = Meter()
-        asked = self._asked()
-        if step != self._saved_step and (asked or self._plan.is_due(step)):
+        best = self._plan.better(self._best, step, metrics)
+        asked, is_better, has_failed = self._agree(best is not self._best)
+        if has_failed:
+            self._tell_failure(stopping=asked is not None)
+        if step != self._saved_step and (asked or is_better or self._plan.is_due(step)):
             with meter.timed("timing_s/step_wall"), meter.timed("timing_s/save_checkpoint"):
-                self._save(step, metrics, meter)
+                self._save(step, best, meter)
         if asked and step < self._plan.last_step:
             self.finish()
             raise self._preempted(step, asked)
@@ -94,14 +102,27 @@ class Checkpoints:
         self._store.finish()
         self._world.barrier()
 
-    def _asked(self) -> Signals | None:
-        """The signal that any rank was asked to stop by: the same answer on all of them."""
-        number = torch.tensor([int(self._stop.received or 0)])
-        dist.all_reduce(number, dist.ReduceOp.MAX, group=self._world.control_group)
-        return Signals(int(number)) if number else None
+    def _agree(self, is_better: bool) -> tuple[Signals | None, bool, bool]:
+        """The same answers on all ranks: the signal that any of them was asked to stop by, whether the driver found a
+        new best (only it has metrics), and whether the last save failed.
+        """
+        numbers = torch.tensor([int(self._stop.received or 0), int(is_better), int(self._store.has_failed)])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._world.control_group)
+        number, better, failed = numbers.tolist()
+        return (Signals(number) if number else None), bool(better), bool(failed)
 
-    def _save(self, step: int, metrics: dict[str, float], meter: Meter) -> None:
-        self._keep_best(self._plan.better(self._best, step, metrics))
+    def _tell_failure(self, *, stopping: bool) -> None:
+        """The run does not go on without checkpoints; but one that is about to stop tries once more to save."""
+        try:
+            self._store.finish()
+        except StorageError as error:
+            if not stopping:
+                raise
+            if self._world.is_driver:
+                logger.warning("%s", error)
+
+    def _save(self, step: int, best: Best | None, meter: Meter) -> None:
+        self._keep_best(best)
         with self._residency.phase("actor_train/do_checkpoint", meter):
             progress = self._state.progress(step, self._best)
             wait = not self._plan.settings.asynchronous

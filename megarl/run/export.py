@@ -47,6 +47,7 @@ def export_checkpoint(run: Path, step: int | None, out: Path) -> str:
         raise ConfigError("MRL-1503", f"--out {out} exists and is not empty.\nName a directory that is not there yet.")
     checkpoint = open_checkpoint(run / "checkpoints", step)
     config = load_config(run / "resolved.yaml")
+    out = out.resolve()
     unfinished = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
     try:
         unfinished.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """The state of this process's random generators as tensors, for a checkpoint.
 
 Every draw that matters is seeded from what it is for (`core.seeding`). These generators are saved for the code that is
-not ours: a user's reward, or a layer with dropout.
+not ours: a user's reward, for example.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def build_models(
     if config.uses_critic:
         own = Path(config.critic.path) if config.critic.path else None
         value_shape = critic_shape(config)
-        value_source = initial_weights(value_shape, own or path, config.run.seed)
+        setting = "critic.path" if own else "model.path"
+        value_source = initial_weights(value_shape, own or path, config.run.seed, setting)
         layout = lay_out(world, config.critic_parallel)
         value_model = ValueModel(value_shape, layout, _options(config, config.critic, dtype), value_source)
         critic = Critic(value_model, optimizers["critic"], _training(config.critic))
@@ -126,8 +127,8 @@ class SamePlans:
             self._num_minibatches,
             microbatch_tokens(self._config, role),
             self._aggregation,
-            # experts that are shared by more ranks than one replica's meet inside every forward pass
-            same_count=parallel.ep_size * parallel.expert_tp_size > parallel.tp_size,
+            # ranks that share experts meet inside every forward pass; a group of them may reach over replicas
+            same_count=parallel.tp_size % (parallel.ep_size * parallel.expert_tp_size) != 0,
             count_multiple=parallel.pp_size if parallel.vpp_size > 1 else 1,
             attention_cost=_attention_cost(shape),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megarl import __version__
+from megarl.checkpoint.commit import made_with
 from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import RunConfig
 from megarl.core.world import World
@@ -53,4 +54,10 @@ def _where_it_resumes(config: RunConfig, checkpoint: Checkpoint, directory: Path
     if not same_layout(checkpoint.progress["config"], config.model_dump(mode="json")):
         sizes = ", ".join(f"{name} {size}" for name, size in checkpoint.layout.items())
         text += f"; it was saved in another layout ({sizes}) and is being cut anew"
+    now = made_with()
+    others = [
+        f"{name} {was}, now {now.get(name)}" for name, was in checkpoint.made_with.items() if was != now.get(name)
+    ]
+    if others:
+        text += f"; it was made with {', '.join(others)}: the last bits of numbers may differ"
     return text

@@ -10,6 +10,7 @@ import torch
 
 from megarl.checkpoint.store import Checkpoint
 from megarl.config.schema import RunConfig
+from megarl.core.errors import ConfigError
 from megarl.core.slices import Slice, Stateful
 from megarl.core.world import World
 from megarl.data.cursor import Cursor
@@ -66,6 +67,13 @@ class RunState:
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Become what was saved. The models must be on the device. Collective."""
         parts = self._parts
+        dtype = str(parts.dtype).removeprefix("torch.")
+        if progress.dtype != dtype:
+            raise ConfigError(
+                "MRL-1504",
+                f"the checkpoint of step {progress.step} was made in {progress.dtype}; this run computes in {dtype}.\n"
+                f"Set model.dtype (auto: bf16 on CUDA, fp32 on CPU) so that it stays {progress.dtype}.",
+            )
         room = [one for role, model in parts.models.items() for one in model.make_room(progress.models[role])]
         checkpoint.fill(room)
         for model in parts.models.values():
@@ -85,7 +93,9 @@ class RunState:
 
 def same_layout(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether ranks hold the same parts under both configurations; only then do they go on with the same bits."""
-    roles = ("actor", "critic", "reference")
-    return before["run"]["num_ranks"] == after["run"]["num_ranks"] and all(
-        before[role]["parallel"] == after[role]["parallel"] for role in roles
-    )
+
+    def layouts(config: Mapping[str, Any]) -> list[Any]:
+        own = config["actor"]["parallel"]
+        return [config["run"]["num_ranks"], own, *(config[role]["parallel"] or own for role in ("critic", "reference"))]
+
+    return layouts(before) == layouts(after)

@@ -81,7 +81,8 @@ def expected(num_ranks: int, cut: ParallelSettings, shape: ModelShape) -> set[st
     else:
         codes |= set() if deals_out(num_ranks, cut.pp_size * cut.ep_size * etp) else {"MRL-1107"}
         fits = deals_out(experts.num_experts, cut.ep_size) and deals_out(experts.intermediate_size, etp)
-        codes |= set() if fits else {"MRL-1108"}
+        shared = cut.ep_size > 1 or etp == cut.tp_size
+        codes |= set() if fits and shared else {"MRL-1108"}
     if cut.sequence_parallel != (cut.tp_size > 1) and (cut.sequence_parallel or experts):
         codes.add("MRL-1114")
     return codes

@@ -26,7 +26,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("option", "code", "words"),
     [
-        ("actor.megatron.moe_z_los_coeff=1.0", "MRL-1001", "Did you mean actor.megatron.moe_z_loss_coeff?"),
+        (
+            "actor.megatron.moe_expert_capacity_facto=1.0",
+            "MRL-1001",
+            "Did you mean actor.megatron.moe_expert_capacity_factor?",
+        ),
         ("actor.megatron.nonsense=1", "MRL-1001", "is not an option of the installed Megatron-Core."),
         ("actor.megatron._cpu_offloading_context=null", "MRL-1001", "is not an option"),
         ("reference.megatron.bucket_size=1000", "MRL-1001", "the fields of its TransformerConfig."),
@@ -49,12 +53,10 @@ def test_options_are_checked(tmp_path: Path, option: str, code: str, words: str)
 
 
 def test_options_go_where_their_field_is(tmp_path: Path) -> None:
-    given = (
-        "{moe_z_loss_coeff: 1, pin_cpu_grads: true, bucket_size: null, fp8_recipe: delayed, recompute_modules: [mlp]}"
-    )
+    given = "{moe_expert_capacity_factor: 1, pin_cpu_grads: true, bucket_size: null, fp8_recipe: delayed, recompute_modules: [mlp]}"
     config = load_text(tmp_path, MINIMAL, f"actor.megatron={given}")
     transformer, optimizer, ddp = split_megatron(config.actor.megatron)
-    assert transformer == {"moe_z_loss_coeff": 1, "fp8_recipe": "delayed", "recompute_modules": ["mlp"]}
+    assert transformer == {"moe_expert_capacity_factor": 1, "fp8_recipe": "delayed", "recompute_modules": ["mlp"]}
     assert optimizer == {"pin_cpu_grads": True, "fp8_recipe": "delayed"}  # a field of both
     assert ddp == {"bucket_size": None}
 
