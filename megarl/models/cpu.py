@@ -35,6 +35,7 @@ RELIED_ON: dict[str, str] = {
     "megatron.core.tensor_parallel.random:get_cuda_rng_tracker": "its states are saved and restored",
     "megatron.core.tensor_parallel.random:model_parallel_cuda_manual_seed": "called",
     "megatron.core.tensor_parallel.layers:set_tensor_model_parallel_attributes": "called",
+    "megatron.core.jit:jit_fuser": "replaced: nothing is compiled",
     "megatron.core.parallel_state:initialize_model_parallel": "called",
     "megatron.core.process_groups_config:ProcessGroupCollection": "called",
     "megatron.core.packed_seq_params:PackedSeqParams": "subclassed",
@@ -73,6 +74,11 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+def _patch_jit(module: Any) -> None:
+    # torch.compile would import three seconds of compiler for fused kernels that a CPU does not use
+    module.jit_fuser = lambda function: function
+
+
 def _patch_random(module: Any) -> None:
     module._set_cuda_rng_state = _set_rng_state
 
@@ -94,6 +100,7 @@ def _patch_dispatcher(module: Any) -> None:
 
 # what is changed in a module right after it was imported
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "megatron.core.jit": _patch_jit,
     "megatron.core.tensor_parallel.random": _patch_random,
     "megatron.core.tensor_parallel.mappings": _patch_mappings,
     "megatron.core.transformer.moe.moe_utils": _patch_routing,

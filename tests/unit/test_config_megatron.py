@@ -53,7 +53,8 @@ def test_options_are_checked(tmp_path: Path, option: str, code: str, words: str)
 
 
 def test_options_go_where_their_field_is(tmp_path: Path) -> None:
-    given = "{moe_expert_capacity_factor: 1, pin_cpu_grads: true, bucket_size: null, fp8_recipe: delayed, recompute_modules: [mlp]}"
+    given = "{moe_expert_capacity_factor: 1, pin_cpu_grads: true, bucket_size: null, fp8_recipe: delayed, "
+    given += "recompute_modules: [mlp]}"
     config = load_text(tmp_path, MINIMAL, f"actor.megatron={given}")
     transformer, optimizer, ddp = split_megatron(config.actor.megatron)
     assert transformer == {"moe_expert_capacity_factor": 1, "fp8_recipe": "delayed", "recompute_modules": ["mlp"]}
