@@ -13,12 +13,12 @@ from tests.distributed.tiny_models import DENSE, FAMILIES, tiny_model
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp1": (1, {}),
-    "tp2": (2, {"tp_size": 2}),
-    "pp2": (2, {"pp_size": 2}),
     "tp2 sp pp2": (4, {"tp_size": 2, "pp_size": 2, "sequence_parallel": True}),
 }
 # Some families have no use for a layout (experts), or need help with it (tensor parallelism with experts).
 OTHER_LAYOUTS: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("qwen2", "tp2", 2, {"tp_size": 2}),
+    ("qwen3", "pp2", 2, {"pp_size": 2}),
     ("llama", "cp2", 2, {"cp_size": 2}),
     ("llama", "pp2 vpp2", 2, {"pp_size": 2, "vpp_size": 2}),
     ("llama", "pp2 uneven", 2, {"pp_size": 2, "stage_layers": [1, 3]}),

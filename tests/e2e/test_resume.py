@@ -50,10 +50,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
 
 
 def kills(layout: str) -> list[str]:
-    """A fault in one step after the other, at any point, on whichever rank comes to it first. Ten in all layouts."""
+    """A fault in one step after the other, at any point, on whichever rank comes to it first.
+
+    (`tools/kill_runs.py` kills ten times in each layout, at any moment.)
+    """
     generator = random.Random(layout)
     points = [point for point in POINTS if point not in NOT_IN_EVERY_SAVE]
-    steps = sorted(generator.sample(range(1, LAST_STEP), 4 if layout == "dp2" else 3))
+    steps = sorted(generator.sample(range(1, LAST_STEP), 3 if layout == "dp2" else 2))
     return [f"{generator.choice(points)}::{step}=kill" for step in steps]
 
 
