@@ -37,3 +37,5 @@ bench: setup
 	$(BIN)/python tools/bench/quickstart_speed.py
 	$(BIN)/python tools/bench/generation_speed.py
 	$(BIN)/python tools/bench/offload_memory.py
+	$(BIN)/python tools/bench/planner.py
+	$(BIN)/python tools/bench/logprob_memory.py
