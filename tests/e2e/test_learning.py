@@ -6,6 +6,7 @@ Ten steps of reinforcement learning instead of the quickstart's full number: eno
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def accuracies(config: str, directory: Path, *overrides: str) -> tuple[float, float]:
     """Held-out greedy accuracy after the warm-up and after the last step."""
-    outcome = train(ROOT / "configs" / f"{config}.yaml", directory, f"run.name={config}", *overrides)
+    outcome = train(ROOT / "configs" / f"{config}.yaml", directory, "run.name=quickstart", *overrides)
     assert outcome.code == 0, outcome.stderr
     records = [json.loads(line) for line in (outcome.directory / "metrics.jsonl").read_text().splitlines()]
     found = {
@@ -28,18 +29,33 @@ def accuracies(config: str, directory: Path, *overrides: str) -> tuple[float, fl
     return found[200], found[max(found)]
 
 
-@pytest.mark.parametrize(
-    ("config", "overrides"),
-    [("quickstart", ["run.num_steps=10"]), ("quickstart_ppo", ["run.num_steps=13", "actor.parallel.tp_size=2"])],
-    ids=["grpo on dp2", "ppo on tp2"],
-)
-def test_accuracy_rises(config: str, overrides: list[str], tmp_path: Path) -> None:
-    before, after = accuracies(config, tmp_path, *overrides)
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, float]:
+    """The quickstart on two replicas: its directory and accuracies. Its checkpoints are of steps 200 and 210."""
+    directory = tmp_path_factory.mktemp("grpo")
+    return directory, *accuracies("quickstart", directory, "run.num_steps=10")
+
+
+def assert_rise(before: float, after: float) -> None:
     assert before < 0.55
     assert after > before + 0.25
     assert after > 0.75
 
 
-def test_a_coin_teaches_nothing(tmp_path: Path) -> None:
+def test_accuracy_rises_with_grpo(grpo: tuple[Path, float, float]) -> None:
+    _, before, after = grpo
+    assert_rise(before, after)
+
+
+def test_accuracy_rises_with_ppo_on_tp2(tmp_path: Path) -> None:
+    assert_rise(*accuracies("quickstart_ppo", tmp_path, "run.num_steps=13", "actor.parallel.tp_size=2"))
+
+
+def test_a_coin_teaches_nothing(grpo: tuple[Path, float, float], tmp_path: Path) -> None:
+    """The same run once more from the end of its warm-up, cut in two, with a coin in the place of the reward."""
+    directory, _, learned = grpo
+    shutil.copytree(directory / "quickstart", tmp_path / "quickstart")
+    shutil.rmtree(tmp_path / "quickstart" / "checkpoints" / "step_000210")
     before, after = accuracies("quickstart_coin_flip", tmp_path, "run.num_steps=10", "actor.parallel.pp_size=2")
     assert after < before + 0.05
+    assert after < learned - 0.25
