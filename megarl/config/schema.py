@@ -10,11 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, StringConstraints
 
+from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
+from megarl.config.measuring import HardwareSettings, MetricsSettings
 from megarl.config.names import DATASETS, DatasetName, RewardName, TokenizerName, name_as_mapping
 from megarl.config.parallel import ParallelSettings
 from megarl.config.roles import ActorSettings, CriticSettings, OptimizerSettings, ReferenceSettings, WarmupSettings
 from megarl.config.section import REQUIRED, Section, section, setting
+from megarl.config.tracking import TrackerKwargs, TrackWith
 
 # the sections of other files that are known by this one's name
 __all__ = ["ActorSettings", "CriticSettings", "OptimizerSettings", "ParallelSettings", "ReferenceSettings", "RunConfig"]
@@ -244,6 +247,18 @@ class RunConfig(Section):
     )
     eval: EvalSettings = section(EvalSettings, "When and on what the policy is evaluated.")
     checkpoint: CheckpointSettings = section(CheckpointSettings, "When the whole run is written down.")
+    track_with: TrackWith = setting(
+        ["stdout"],
+        "Where metrics go beside the ledger; one or several.",
+        rule="stdout, stdout_json, tensorboard, wandb or swanlab, or a list of them",
+        elsewhere="logger trainer.logger report_to monitor_type",
+    )
+    tracker_kwargs: TrackerKwargs = setting(
+        {}, "Options of the tracker; with several trackers, by tracker: {wandb: {project: ...}}.", rule="a mapping"
+    )
+    metrics: MetricsSettings = section(MetricsSettings, "What is measured and how it is spelled.")
+    alerts: AlertSettings = section(AlertSettings, "When the run raises its voice.")
+    hardware: HardwareSettings = section(HardwareSettings, "What the devices could do at best.")
 
     @property
     def dp_size(self) -> int:

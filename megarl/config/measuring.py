@@ -1,0 +1,59 @@
+"""What a run measures, under which names it reports it, and what its devices could do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from megarl.config.section import Section, setting
+
+View = Literal["all", "native", "roll", "verl", "trinity"]
+
+
+def as_list(value: Any) -> Any:
+    """``all`` is short for ``[all]``."""
+    return [value] if isinstance(value, str) else value
+
+
+Views = Annotated[list[View], BeforeValidator(as_list)]
+_VIEW_RULE = "all, native, roll, verl or trinity, or a list of them"
+
+
+class MetricsSettings(Section):
+    """What is measured and how it is spelled. A view changes names, never values."""
+
+    view: Views = setting(
+        ["all"], "Names that trackers get: canonical ones and those of a dialect; all: every spelling.", rule=_VIEW_RULE
+    )
+    view_per_sink: dict[Literal["console", "tensorboard", "wandb", "swanlab", "stdout_json"], Views] = setting(
+        {"console": ["verl"]}, "Another view for one place where metrics go.", rule="a mapping from sinks to views"
+    )
+    memory: Literal["off", "summary", "device"] = setting(
+        "device",
+        "Memory around every phase: of every device (trackers get summaries above 16 devices), only summaries, or none.",
+    )
+    phase_time: Literal["total", "full"] = setting(
+        "full", "Seconds of a phase: all of them, or also moving states in, working, and moving states out."
+    )
+    detailed_stats: bool = setting(
+        False, "Also the mean, std, max and min over prompts of every statistic of an evaluation."
+    )
+    best_of: Literal["exact", "bootstrap"] = setting(
+        "exact", "best@k of an evaluation: the exact expectation, or 1000 draws with replacement as in other programs."
+    )
+    console_include: list[str] = setting(
+        ["**"], "Metrics of the console line: `*` stands for a part of a name, `**` for any number of parts."
+    )
+    console_exclude: list[str] = setting(["memory/**", "time/*/*/**"], "Metrics that the console line leaves out.")
+
+
+class HardwareSettings(Section):
+    """What the devices could do at best."""
+
+    peak_tflops: float | None = setting(
+        None,
+        "Peak of one device in 1e12 operations per second, for perf/mfu; null: known for common GPUs, measured on CPU.",
+        gt=0,
+        le=1e6,
+    )
