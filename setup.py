@@ -32,6 +32,9 @@ setup(
         "ray": pinned("ray[default]"),
         "gpu": pinned("transformer-engine[pytorch]", "sglang"),
         "dev": pinned(
+            "tensorboard",
+            "wandb",
+            "swanlab[dashboard]",
             "transformers",
             "pytest",
             "hypothesis",
