@@ -16,11 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from megarl.algorithms.losses import PolicyLoss, report_mismatch, report_tokens
-from megarl.algorithms.rewards import report_groups, report_rewards, require_rewards, token_penalty
+from megarl.algorithms.rewards import (
+    report_groups,
+    report_rewards,
+    shape_rewards,
+    shaped_rewards,
+    token_penalty,
+    weigh_samples,
+)
 from megarl.config.algorithms import GrpoSettings
 from megarl.core.batch import MicroBatch, TrainBatch
 from megarl.core.protocols import Statistics
@@ -43,8 +49,10 @@ class Grpo:
 
     def credit_groups(self, groups: Sequence[Group], meter: Statistics) -> None:
         """A sample is as good as it is better than its siblings. A group without differences teaches nothing."""
+        shape_rewards(groups, self._settings, meter)
+        weigh_samples(groups, self._settings, meter)
         for group in groups:
-            rewards = np.array(require_rewards(group))
+            rewards = shaped_rewards(group)
             centred = rewards - rewards.mean()
             if self._settings.normalize_by_std:
                 spread = rewards.std(ddof=1) if len(rewards) > 1 else 0.0

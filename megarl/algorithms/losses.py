@@ -7,14 +7,15 @@ simply add up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from megarl.config.algorithms import PolicyLossSettings
+from megarl.config.algorithms import PolicyLossSettings, SftTermSettings
 from megarl.core.batch import MicroBatch
 from megarl.core.protocols import Statistics
 from megarl.ops.kl import Estimator, kl_estimate
+from megarl.ops.masked import sequence_means, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class PolicyLoss:
     entropy_coef: float
     kl_coef: float
     kl_estimator: Estimator
+    sft: SftTermSettings = field(default_factory=SftTermSettings)
 
     @classmethod
     def of(cls, settings: PolicyLossSettings) -> PolicyLoss:
@@ -42,6 +44,7 @@ class PolicyLoss:
             entropy_coef=settings.entropy_coef,
             kl_coef=settings.kl.coef if settings.kl.apply_to == "loss" else 0.0,
             kl_estimator=settings.kl.estimator,
+            sft=settings.sft,
         )
 
     def __call__(
@@ -63,25 +66,55 @@ class PolicyLoss:
             bound = -micro.advantages * self.dual_clip
             lower = (micro.advantages < 0) & (token_loss > bound)
             token_loss = torch.where(lower, bound, token_loss)
-        pg_loss = (token_loss * micro.loss_weight).sum()
-        total = pg_loss
-        meter.loss("actor/pg_loss", pg_loss.detach())
+        weighted = token_loss * micro.loss_weight
+        loss = (weighted * micro.sample_weight[micro.sequence_of_token]).sum()
+        meter.loss("actor/pg_loss", weighted.detach().sum())
+        meter.loss("actor/weighted_pg_loss", loss.detach())
+        loss = loss + self._other_terms(logprobs, entropy, micro, meter)
+        meter.loss("actor/total_loss", loss.detach())
+        with torch.no_grad():
+            _report_ratio(log_ratio, bounded > plain, micro, self, meter)
+            meter.mean("actor/entropy_update", total(entropy * micro.loss_mask), total(micro.loss_mask))
+            if self.dual_clip is not None:
+                meter.mean("actor/pg_clipfrac_lower", total(lower * micro.loss_mask), total(micro.loss_mask))
+        return loss
+
+    def _other_terms(
+        self, logprobs: torch.Tensor, entropy: torch.Tensor, micro: MicroBatch, meter: Statistics
+    ) -> torch.Tensor:
+        """KL, supervised term and entropy bonus, each with its coefficient."""
+        loss = torch.zeros((), device=logprobs.device)
         if micro.ref_logprobs is not None:
             kl_loss = (kl_estimate(logprobs, micro.ref_logprobs, self.kl_estimator) * micro.loss_weight).sum()
-            total = total + self.kl_coef * kl_loss
+            loss = loss + self.kl_coef * kl_loss
             meter.loss("actor/kl_loss", kl_loss.detach())
             if self.kl_coef:
                 meter.last("actor/kl_coef", self.kl_coef)
+        if self.sft.coef:
+            loss = loss + self.sft.coef * self._sft_loss(logprobs, micro, meter)
         if self.entropy_coef:
-            entropy_bonus = (entropy * micro.loss_weight).sum()
-            total = total - self.entropy_coef * entropy_bonus
-        meter.loss("actor/total_loss", total.detach())
-        with torch.no_grad():
-            _report_ratio(log_ratio, bounded > plain, micro, self, meter)
-            meter.mean("actor/entropy_update", (entropy * micro.loss_mask).sum(), micro.loss_mask.sum())
-            if self.dual_clip is not None:
-                meter.mean("actor/pg_clipfrac_lower", (lower * micro.loss_mask).sum(), micro.loss_mask.sum())
-        return total
+            loss = loss - self.entropy_coef * (entropy * micro.loss_weight).sum()
+        return loss
+
+    def _sft_loss(self, logprobs: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:
+        """-log p of the samples' own tokens: the mean over those of good samples, and over those of the others."""
+        sequence = micro.sequence_of_token
+        is_good = (micro.scores > 0)[sequence]
+        nll = -logprobs * micro.loss_mask
+        kind_weight = torch.where(is_good, self.sft.positive_weight, self.sft.negative_weight)
+        loss = (nll * micro.sft_weight[sequence] * kind_weight).sum()
+        meter.loss("actor/sft_loss", loss.detach())
+        for name, chosen in (("positive", is_good), ("negative", ~is_good)):
+            meter.mean(f"actor/{name}_sft_loss", total(nll.detach() * chosen), total(micro.loss_mask * chosen))
+        return loss
+
+
+def report_samples(micro: MicroBatch, meter: Statistics) -> None:
+    """How many samples an optimizer step sees, and how many of them it can learn from."""
+    real = micro.sample_index >= 0
+    tokens = torch.zeros_like(micro.scores).index_add_(0, micro.sequence_of_token, micro.loss_mask)
+    meter.loss("actor/valid_samples", float((real & (tokens > 0)).sum()))
+    meter.loss("actor/total_samples", float(real.sum()))
 
 
 def _report_ratio(
@@ -94,41 +127,41 @@ def _report_ratio(
     columns = torch.stack([-log_ratio, 0.5 * log_ratio.square(), active, high, low, high | low]) * mask
     num_tokens = float(mask.sum())
     names = ("ppo_kl", "approxkl", "pg_clipfrac", *(f"ppo_ratio_{side}clipfrac" for side in ("high_", "low_", "")))
-    for name, total in zip(names, columns.sum(1).tolist(), strict=True):
-        meter.mean(f"actor/{name}", total, num_tokens)
+    for name, column_total in zip(names, columns.double().sum(1).tolist(), strict=True):
+        meter.mean(f"actor/{name}", column_total, num_tokens)
     if num_tokens:
         chosen = ratio[mask.bool()]
         meter.max("actor/ratio_max", chosen.max())
         meter.min("actor/ratio_min", chosen.min())
-    sequence = micro.sequence_of_token
-    lengths = torch.zeros(micro.num_sequences, device=mask.device).index_add_(0, sequence, mask)
-    sums = torch.zeros_like(lengths).index_add_(0, sequence, ratio * mask)
-    present = lengths > 0
-    meter.mean("actor/ratio_mean", (sums[present] / lengths[present]).sum(), present.sum())
+    meter.mean("actor/ratio_mean", *sequence_means(ratio, micro))
+    report_samples(micro, meter)
 
 
 def report_tokens(micro: MicroBatch, meter: Statistics) -> None:
     """Statistics of the batch before any update, over the policy's own tokens."""
-    mask = micro.loss_mask
-    num_tokens = mask.sum()
-    chosen = mask.bool()
     for name, column in {
         "critic/advantages": micro.advantages,
         "critic/returns": micro.returns,
         "critic/values": micro.values,
     }.items():
         if column is not None:
-            meter.mean(f"{name}/mean", (column * mask).sum(), num_tokens)
-            if bool(num_tokens):
-                meter.max(f"{name}/max", column[chosen].max())
-                meter.min(f"{name}/min", column[chosen].min())
+            report_column(name, column, micro, meter)
     for name, column in {
         "actor/entropy": micro.entropy,
         "critic/old_log_prob/mean": micro.old_logprobs,
         "critic/ref_log_prob/mean": micro.ref_logprobs,
     }.items():
         if column is not None:
-            meter.mean(name, (column * mask).sum(), num_tokens)
+            meter.mean(name, total(column * micro.loss_mask), total(micro.loss_mask))
+
+
+def report_column(name: str, column: torch.Tensor, micro: MicroBatch, meter: Statistics) -> None:
+    """The mean, the largest and the smallest of the policy's own tokens."""
+    chosen = column[micro.loss_mask.bool()]
+    meter.mean(f"{name}/mean", total(chosen), chosen.numel())
+    if chosen.numel():
+        meter.max(f"{name}/max", chosen.max())
+        meter.min(f"{name}/min", chosen.min())
 
 
 def report_mismatch(micro: MicroBatch, meter: Statistics) -> None:
@@ -137,6 +170,6 @@ def report_mismatch(micro: MicroBatch, meter: Statistics) -> None:
     chosen = micro.loss_mask.bool()
     gap = (micro.old_logprobs - micro.rollout_logprobs)[chosen]
     if gap.numel():
-        meter.mean("mismatch/logprob_gap_mean", gap.abs().sum(), gap.numel())
+        meter.mean("mismatch/logprob_gap_mean", total(gap.abs()), gap.numel())
         meter.max("mismatch/logprob_gap_max", gap.abs().max())
-        meter.mean("mismatch/k3_kl", kl_estimate(-gap, torch.zeros_like(gap), "k3").sum(), gap.numel())
+        meter.mean("mismatch/k3_kl", total(kl_estimate(-gap, torch.zeros_like(gap), "k3")), gap.numel())

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 import torch
 
-from megarl.algorithms.losses import PolicyLoss, report_mismatch, report_tokens
-from megarl.algorithms.rewards import report_groups, report_rewards, token_penalty
+from megarl.algorithms.losses import PolicyLoss, report_column, report_mismatch, report_tokens
+from megarl.algorithms.rewards import report_groups, report_rewards, shape_rewards, token_penalty, weigh_samples
 from megarl.config.algorithms import PpoSettings
 from megarl.core.batch import MicroBatch, TrainBatch
 from megarl.core.protocols import Statistics
 from megarl.core.sample import Group
 from megarl.core.world import World
-from megarl.ops.masked import whiten
+from megarl.ops.masked import sequence_means, total, whiten
 from megarl.ops.returns import gae
 
 
@@ -40,6 +40,8 @@ class Ppo:
 
     def credit_groups(self, groups: Sequence[Group], meter: Statistics) -> None:
         """PPO compares with the critic's opinion, not within groups."""
+        shape_rewards(groups, self._settings, meter)
+        weigh_samples(groups, self._settings, meter)
         report_groups(groups, meter)
 
     def credit_tokens(self, batch: TrainBatch, world: World, meter: Statistics) -> TrainBatch:
@@ -55,6 +57,9 @@ class Ppo:
                 self._settings.gamma,
                 self._settings.gae_lambda,
             )
+        if world.reports_losses:
+            for micro in microbatches:
+                _report_raw_advantages(micro, meter)
         if self._settings.whiten_advantages:
             raw = [micro.advantages for micro in microbatches if micro.advantages is not None]
             for micro, advantages in zip(
@@ -101,18 +106,29 @@ class Ppo:
         with torch.no_grad():
             num_tokens = mask.sum()
             meter.loss("critic/vf_loss", loss)
-            meter.mean("critic/vf_clipfrac", (was_clipped * mask).sum(), num_tokens)
-            meter.mean("critic/vpred_mean", (values * mask).sum(), num_tokens)
-            meter.mean("critic/error", (error * mask).sum(), num_tokens)
+            meter.mean("critic/vf_clipfrac", total(was_clipped * mask), num_tokens)
+            meter.mean("critic/vpred_mean", total(values * mask), num_tokens)
+            meter.mean("critic/error", total(error * mask), num_tokens)
+            meter.mean("critic/value", *sequence_means(micro.values, micro))
         return loss
+
+
+def _report_raw_advantages(micro: MicroBatch, meter: Statistics) -> None:
+    """What the critic's opinion leaves over, before whitening hides its size."""
+    assert micro.advantages is not None
+    report_column("critic/raw_advantages", micro.advantages, micro, meter)
+    _report_variance("critic/raw_advantages/var", micro.advantages, micro, meter)
 
 
 def _report_foresight(micro: MicroBatch, meter: Statistics) -> None:
     """Variances that tell how much of the returns the critic foresaw (`critic/vf_explained_var`)."""
     assert micro.values is not None and micro.returns is not None
-    chosen = micro.loss_mask.bool()
-    if bool(chosen.any()):
-        for name, column in (("returns", micro.returns), ("value_errors", micro.returns - micro.values)):
-            picked = column[chosen].double()
-            mean = picked.mean()
-            meter.moments(f"critic/{name}/var", picked.numel(), mean, (picked - mean).square().sum())
+    _report_variance("critic/returns/var", micro.returns, micro, meter)
+    _report_variance("critic/value_errors/var", micro.returns - micro.values, micro, meter)
+
+
+def _report_variance(name: str, column: torch.Tensor, micro: MicroBatch, meter: Statistics) -> None:
+    picked = column[micro.loss_mask.bool()].double()
+    if picked.numel():
+        mean = picked.mean()
+        meter.moments(name, picked.numel(), mean, (picked - mean).square().sum())

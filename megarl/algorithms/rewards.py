@@ -1,4 +1,4 @@
-"""What algorithms do with rewards: insist on them, report them, and take the KL penalty from them."""
+"""What algorithms do with rewards: insist on them, shape them, weigh samples by them, and report them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from megarl.config.algorithms import KlSettings
+from megarl.config.algorithms import KlSettings, PolicyLossSettings
 from megarl.core.batch import MicroBatch
 from megarl.core.protocols import Statistics
-from megarl.core.sample import Group
+from megarl.core.sample import Group, Sample
 from megarl.ops.kl import kl_estimate
 
 
@@ -21,13 +22,54 @@ def require_rewards(group: Group) -> list[float]:
     return rewards
 
 
+def shape_rewards(groups: Sequence[Group], settings: PolicyLossSettings, meter: Statistics) -> None:
+    """Set every sample's ``shaped_reward``: normalised, then clipped, as the settings say. Scores stay as they are."""
+    rewards = [np.array(require_rewards(group), dtype=np.float64) for group in groups]
+    if settings.normalize_rewards == "group":
+        rewards = [_normalized(own, own) for own in rewards]
+    elif settings.normalize_rewards == "batch" and rewards:
+        everybody = np.concatenate(rewards)
+        rewards = [_normalized(own, everybody) for own in rewards]
+    limit = settings.reward_clip
+    for group, own in zip(groups, rewards, strict=True):
+        num_clipped = 0 if limit is None else int((np.abs(own) > limit).sum())
+        meter.mean("critic/reward_clip_frac", num_clipped, len(own))
+        for sample, reward in zip(group.samples, own if limit is None else own.clip(-limit, limit), strict=True):
+            sample.shaped_reward = float(reward)
+
+
+def shaped_rewards(group: Group) -> NDArray[np.float64]:
+    """What a group's samples are credited with."""
+    assert all(sample.shaped_reward is not None for sample in group.samples), "shape_rewards comes first"
+    return np.array([sample.shaped_reward for sample in group.samples], dtype=np.float64)
+
+
+def weigh_samples(groups: Sequence[Group], settings: PolicyLossSettings, meter: Statistics) -> None:
+    """Set every sample's ``weight``, before it is scaled to mean 1 over an optimizer step.
+
+    As in ROLL, a prompt of difficulty d in [0, 1] gives 0.5 + 1.5 d, and a response of a share s of the step's longest
+    one 1.5 - s. Difficulty is the share of the prompt's samples that score 0 or less.
+    """
+    longest = max((sample.num_response_tokens for group in groups for sample in group.samples), default=0)
+    for group in groups:
+        difficulty = float(np.mean([reward <= 0 for reward in require_rewards(group)])) if group.samples else 0.0
+        for sample in group.samples:
+            sample.weight = 1.0
+            if "difficulty" in settings.weight_samples_by:
+                sample.weight *= 0.5 + 1.5 * difficulty
+            if "length" in settings.weight_samples_by:
+                sample.weight *= 1.5 - sample.num_response_tokens / max(1, longest)
+            meter.mean("actor/sample_weights_mean", sample.weight, 1)
+            meter.min("actor/sample_weights_min", sample.weight)
+            meter.max("actor/sample_weights_max", sample.weight)
+
+
 def report_groups(groups: Sequence[Group], meter: Statistics) -> None:
     """Scores over samples, and how much groups differ within."""
     for group in groups:
         rewards = np.array(require_rewards(group))
-        meter.mean("critic/score/mean", float(rewards.sum()), len(rewards))
-        meter.max("critic/score/max", float(rewards.max()))
-        meter.min("critic/score/min", float(rewards.min()))
+        _report_scores("critic/score", rewards, meter)
+        _report_scores("critic/score_non_aborted", rewards[[_is_whole(sample) for sample in group.samples]], meter)
         prefix = "experience_pipeline/group_advantages"
         spread = float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0
         for name, value in ((f"{prefix}/reward_mean", float(rewards.mean())), (f"{prefix}/reward_std", spread)):
@@ -52,11 +94,28 @@ def token_penalty(kl: KlSettings) -> Callable[[MicroBatch], torch.Tensor]:
 
 
 def report_rewards(micro: MicroBatch, penalty: torch.Tensor, meter: Statistics) -> None:
-    """What sequences earned in the end: the score less the KL penalty of all their tokens."""
+    """What sequences earned in the end: the shaped reward less the KL penalty of all their tokens."""
     real = micro.sample_index >= 0
     paid = torch.zeros_like(micro.rewards).index_add_(0, micro.sequence_of_token, penalty)
     shaped = (micro.rewards - paid)[real]
     if shaped.numel():
-        meter.mean("critic/rewards/mean", shaped.sum(), shaped.numel())
+        meter.mean("critic/rewards/mean", shaped.double().sum(), shaped.numel())
         meter.max("critic/rewards/max", shaped.max())
         meter.min("critic/rewards/min", shaped.min())
+
+
+def _normalized(rewards: NDArray[np.float64], population: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Relative to the population's mean, in units of its sample deviation; equal rewards become 0."""
+    deviation = population.std(ddof=1) if len(population) > 1 else 0.0
+    return np.asarray((rewards - population.mean()) / (deviation + 1e-6), dtype=np.float64)
+
+
+def _is_whole(sample: Sample) -> bool:
+    return sample.finish != "abort" and sample.num_response_tokens > 0
+
+
+def _report_scores(name: str, rewards: NDArray[np.float64], meter: Statistics) -> None:
+    if len(rewards):
+        meter.mean(f"{name}/mean", float(rewards.sum()), len(rewards))
+        meter.max(f"{name}/max", float(rewards.max()))
+        meter.min(f"{name}/min", float(rewards.min()))

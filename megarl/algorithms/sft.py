@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
+from megarl.algorithms.losses import report_samples
 from megarl.core.batch import MicroBatch, TrainBatch
 from megarl.core.protocols import Statistics
 from megarl.core.sample import Group
 from megarl.core.world import World
+from megarl.ops.masked import total
 
 
 class Sft:
@@ -32,10 +34,10 @@ class Sft:
     ) -> torch.Tensor:
         """Negative log-likelihood."""
         loss = -(logprobs * micro.loss_weight).sum()
-        mask = micro.loss_mask
         meter.loss("actor/sft_loss", loss.detach())
         meter.loss("actor/total_loss", loss.detach())
-        meter.mean("actor/entropy", (entropy.detach() * mask).sum(), mask.sum())
+        meter.mean("actor/entropy", total(entropy.detach() * micro.loss_mask), total(micro.loss_mask))
+        report_samples(micro, meter)
         return loss
 
     def value_loss(self, values: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:  # noqa: ARG002

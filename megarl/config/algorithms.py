@@ -30,6 +30,20 @@ class KlSettings(Section):
     apply_to: Literal["loss", "reward"] = setting("loss", "Add the KL to the loss, or subtract it from rewards.")
 
 
+class SftTermSettings(Section):
+    """A supervised term of the policy's loss, over the samples themselves."""
+
+    coef: float = setting(0.0, "Weight of the term in the loss; 0: there is none.", ge=0, le=100, elsewhere="sft_coef")
+    positive_weight: float = setting(
+        1.0,
+        "Weight of the negative log-likelihood of samples with a score above 0.",
+        ge=0,
+        le=100,
+        elsewhere="positive_loss_coef",
+    )
+    negative_weight: float = setting(0.0, "The same for the other samples.", ge=0, le=100)
+
+
 class PolicyLossSettings(Section):
     """The clipped policy loss that GRPO and PPO share."""
 
@@ -54,6 +68,22 @@ class PolicyLossSettings(Section):
         "token-mean", "How token losses become one number.", elsewhere="loss_agg_mode loss_type"
     )
     kl: KlSettings = section(KlSettings, "How far the policy may drift from the reference model.")
+    sft: SftTermSettings = section(SftTermSettings, "A supervised term of the loss, over the samples themselves.")
+    normalize_rewards: Literal["none", "group", "batch"] = setting(
+        "none",
+        "Shift and scale rewards to mean 0 and deviation 1 over their group, or over the step.",
+        elsewhere="reward_normalization reward_norm norm_mean_type",
+    )
+    reward_clip: float | None = setting(
+        None, "Rewards, normalised, are cut off at plus and minus this; null: off.", gt=0, le=1e6
+    )
+    weight_samples_by: list[Literal["difficulty", "length"]] = setting(
+        [],
+        "Samples count more in the policy's loss when their prompt is hard (most of its samples score 0 or less), or "
+        "when they are short.",
+        rule="a list of difficulty and length; it may be empty",
+        elsewhere="difficulty_loss_weight length_loss_weight",
+    )
     num_minibatches: int = setting(
         1, "Optimizer steps per pass over a step's samples.", ge=1, le=1_000_000, elsewhere="mini_batch_size"
     )

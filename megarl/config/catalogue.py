@@ -51,7 +51,8 @@ def settings() -> tuple[Setting, ...]:
 
 def general(path: KeyPath) -> KeyPath:
     """The path with the user's own names replaced: ``eval.sets.held_out.data`` -> ``eval.sets.NAME.data``."""
-    return (*path[:2], NAME, *path[3:]) if path[:2] == ("eval", "sets") and len(path) > 2 else path
+    is_set = path[:2] in (("eval", "sets"), ("eval", "bench_sets"))
+    return (*path[:2], NAME, *path[3:]) if is_set and len(path) > 2 else path
 
 
 def find(path: KeyPath, algorithm: str | None) -> Setting | None:

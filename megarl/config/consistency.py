@@ -59,7 +59,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 def _rollout(config: RunConfig) -> Iterator[Problem]:
     is_sft = isinstance(config.algorithm, SftSettings)
     if config.rollout is None:
-        needs = "" if is_sft and not config.eval.sets else ("eval.sets" if is_sft else "The algorithm")
+        needs = "" if is_sft and not config.eval_sets else ("eval.sets" if is_sft else "The algorithm")
         if needs:
             yield Problem(
                 "MRL-1002",
@@ -152,8 +152,8 @@ def _eval(config: RunConfig) -> Iterator[Problem]:
             ("eval", "every"),
             ("eval", "sets"),
         )
-    for name, one in config.eval.sets.items():
-        path = ("eval", "sets", name)
+    for kind, name, one in config.eval_sets:
+        path = ("eval", "sets" if kind == "eval" else "bench_sets", name)
         if one.num_samples > 1 and one.temperature == 0:
             yield _contradiction(
                 f"{dotted((*path, 'num_samples'))}={one.num_samples} at temperature 0 would draw the same sample "

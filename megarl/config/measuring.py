@@ -24,14 +24,17 @@ class MetricsSettings(Section):
     """What is measured and how it is spelled. A view changes names, never values."""
 
     view: Views = setting(
-        ["all"], "Names that trackers get: canonical ones and those of a dialect; all: every spelling.", rule=_VIEW_RULE
+        ["all"],
+        "Names that trackers get: canonical ones and those of a dialect; all: every spelling.",
+        rule=_VIEW_RULE,
+        min_length=1,
     )
     view_per_sink: dict[Literal["console", "tensorboard", "wandb", "swanlab", "stdout_json"], Views] = setting(
         {"console": ["verl"]}, "Another view for one place where metrics go.", rule="a mapping from sinks to views"
     )
     memory: Literal["off", "summary", "device"] = setting(
         "device",
-        "Memory around every phase: of every device (trackers get summaries above 16 devices), only summaries, or none.",
+        "Memory around phases: of every device (above 16, trackers get summaries), always summaries, or off.",
     )
     phase_time: Literal["total", "full"] = setting(
         "full", "Seconds of a phase: all of them, or also moving states in, working, and moving states out."
@@ -43,9 +46,15 @@ class MetricsSettings(Section):
         "exact", "best@k of an evaluation: the exact expectation, or 1000 draws with replacement as in other programs."
     )
     console_include: list[str] = setting(
-        ["**"], "Metrics of the console line: `*` stands for a part of a name, `**` for any number of parts."
+        ["**"],
+        "Metrics of the console line: `*` stands for a part of a name, `**` for any number of parts.",
+        rule="a list of texts; it may be empty",
     )
-    console_exclude: list[str] = setting(["memory/**", "time/*/*/**"], "Metrics that the console line leaves out.")
+    console_exclude: list[str] = setting(
+        ["memory/**", "time/*/*/**"],
+        "Metrics that the console line leaves out.",
+        rule="a list of texts; it may be empty",
+    )
 
 
 class HardwareSettings(Section):

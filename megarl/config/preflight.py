@@ -35,7 +35,8 @@ def _tokenizer(config: RunConfig) -> Iterator[str]:
 
 def _data(config: RunConfig) -> Iterator[str]:
     sources: dict[KeyPath, str] = {("data", "train"): config.data.train}
-    sources |= {("eval", "sets", name, "data"): one.data for name, one in config.eval.sets.items()}
+    sections = {"eval": "sets", "bench": "bench_sets"}
+    sources |= {("eval", sections[kind], name, "data"): one.data for kind, name, one in config.eval_sets}
     for path, source in sources.items():
         if not source.startswith("builtin:") and not _is_file(Path(source)):
             yield f"MRL-4102 {dotted(path)}={show(source)}: there is no such file."

@@ -117,6 +117,13 @@ class RolloutSettings(Section):
     temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
     top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)
     top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0: off.", ge=0, le=_MANY)
+    kept_groups: int = setting(
+        0,
+        "Groups of every tenth step that are written to samples/, texts included, for people to read; 0: none.",
+        ge=0,
+        le=1_000_000,
+        elsewhere="rollout_data_dir log_samples num_examine",
+    )
 
 
 class GenerationSettings(Section):
@@ -195,6 +202,11 @@ class EvalSettings(Section):
     sets: dict[Annotated[str, StringConstraints(pattern=_SET_NAME)], EvalSetSettings] = setting(
         {}, "The sets, by name.", rule="a mapping from names of sets to their settings"
     )
+    bench_sets: dict[Annotated[str, StringConstraints(pattern=_SET_NAME)], EvalSetSettings] = setting(
+        {},
+        "Sets that are evaluated once, after the last step; reported under bench/.",
+        rule="a mapping from names of sets to their settings",
+    )
 
 
 class CheckpointSettings(Section):
@@ -250,7 +262,7 @@ class RunConfig(Section):
     track_with: TrackWith = setting(
         ["stdout"],
         "Where metrics go beside the ledger; one or several.",
-        rule="stdout, stdout_json, tensorboard, wandb or swanlab, or a list of them",
+        rule="stdout, stdout_json, tensorboard, wandb or swanlab, or a list of them, which may be empty",
         elsewhere="logger trainer.logger report_to monitor_type",
     )
     tracker_kwargs: TrackerKwargs = setting(
@@ -298,6 +310,13 @@ class RunConfig(Section):
     def uses_reference(self) -> bool:
         """Whether there is a reference model."""
         return isinstance(self.algorithm, PolicyLossSettings) and self.algorithm.kl.coef > 0
+
+    @property
+    def eval_sets(self) -> list[tuple[Literal["eval", "bench"], str, EvalSetSettings]]:
+        """All sets to evaluate: what they are reported under, their names and settings."""
+        return [("eval", name, one) for name, one in self.eval.sets.items()] + [
+            ("bench", name, one) for name, one in self.eval.bench_sets.items()
+        ]
 
     @property
     def samples_per_step(self) -> int:

@@ -27,10 +27,15 @@ class MicroBatch:
     rollout_logprobs: torch.Tensor  # [T] float32, what the engine said
     sample_index: torch.Tensor  # [B] int64, position in the step's list of samples; -1 is filler without any loss
     # -- what it earned
-    rewards: torch.Tensor  # [B] float32, the score of the whole sequence
+    scores: torch.Tensor  # [B] float32, what the reward function gave the whole sequence
+    rewards: torch.Tensor  # [B] float32, the same after normalisation and clipping
     credit: torch.Tensor  # [B] float32, the scalar of `Algorithm.credit_groups`
     # -- how much each token counts: the loss of an optimizer step is sum(loss_weight * token loss) over all ranks
     loss_weight: torch.Tensor  # [T] float32
+    # -- how much each sequence counts in the policy's loss: 1 on average over an optimizer step
+    sample_weight: torch.Tensor  # [B] float32
+    # -- 1 / (loss tokens of the optimizer step's sequences with a score above 0, or of the others: those like this one)
+    sft_weight: torch.Tensor  # [B] float32
     # -- what the models said before the update (annotate)
     old_logprobs: torch.Tensor | None = None  # [T]
     entropy: torch.Tensor | None = None  # [T]
@@ -67,7 +72,7 @@ class MicroBatch:
 
 
 # A microbatch's columns with one number per sequence, and those with one number per token: all but the boundaries.
-SEQUENCE_COLUMNS = ("sample_index", "rewards", "credit")
+SEQUENCE_COLUMNS = ("sample_index", "scores", "rewards", "credit", "sample_weight", "sft_weight")
 TOKEN_COLUMNS = tuple(f.name for f in fields(MicroBatch) if f.name not in (*SEQUENCE_COLUMNS, "cu_seqlens"))
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -67,10 +69,55 @@ def release_freed_memory(device: torch.device) -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Memory of one device at one moment, in GiB. ``max_*`` are peaks since `reset_peak_memory`.
+
+    On CUDA the first four are the caching allocator's; ``device_used`` is what the driver says is taken on the device,
+    by whomever (a generation server beside us is invisible to the allocator). On CPU they are the resident set of this
+    process and its high-water mark: a process has no caching allocator, so reserved equals allocated.
+    """
+
+    allocated: float
+    reserved: float
+    max_allocated: float
+    max_reserved: float
+    device_used: float | None = None
+    # how often the allocator had to give cached memory back and try again, since the process began
+    num_retries: int | None = None
+
+
+def read_memory(device: torch.device) -> MemoryReading:
+    """The device's memory now."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return MemoryReading(
+            torch.cuda.memory_allocated(device) / GIB,
+            torch.cuda.memory_reserved(device) / GIB,
+            torch.cuda.max_memory_allocated(device) / GIB,
+            torch.cuda.max_memory_reserved(device) / GIB,
+            (total - free) / GIB,
+            int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)),
+        )
+    resident, peak = _status_gib("VmRSS"), _status_gib("VmHWM")
+    return MemoryReading(resident, resident, peak, peak)
+
+
+def device_memory(device: torch.device) -> float:
+    """What the device holds, in GiB; on CPU that is the host's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / GIB
+    return host_memory()
+
+
+def host_memory() -> float:
+    """What processes on this host, or in this container, may use in all, in GiB."""
+    return min(psutil.virtual_memory().total, _container_limit()) / GIB
+
+
 def process_memory() -> tuple[float, float]:
     """(rss, vms) of this process in GiB."""
-    info = psutil.Process().memory_info()
-    return info.rss / GIB, info.vms / GIB
+    return _status_gib("VmRSS"), _status_gib("VmSize")
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -82,13 +129,36 @@ def reset_peak_memory(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_memory(device: torch.device) -> tuple[float, float]:
-    """(allocated, reserved) peaks in GiB since `reset_peak_memory`; on CPU the kernel's high-water mark, twice."""
+def physical_index(device: torch.device, local_rank: int) -> int:
+    """The device's number on its node, whichever of them this process sees; on CPU every process is a device."""
+    if device.type != "cuda":
+        return local_rank
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    index = device.index if device.index is not None else local_rank
+    # Entries may also be UUIDs, which have no number: then the visible order has to do.
+    return int(visible[index]) if index < len(visible) and visible[index].strip().isdigit() else index
+
+
+def device_name(device: torch.device) -> tuple[str, str]:
+    """(model, UUID) of the device; a CPU has no UUID."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / GIB, torch.cuda.max_memory_reserved(device) / GIB
-    lines = Path("/proc/self/status").read_text().splitlines()
-    kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    return kilobytes * 1024 / GIB, kilobytes * 1024 / GIB
+        properties = torch.cuda.get_device_properties(device)
+        return properties.name, str(getattr(properties, "uuid", ""))
+    return "cpu", ""
+
+
+def _status_gib(field: str) -> float:
+    """A figure of the kernel's about this process."""
+    content = Path("/proc/self/status").read_bytes()
+    start = content.index(field.encode() + b":") + len(field) + 1
+    return int(content[start : content.index(b"kB", start)]) * 1024 / GIB
+
+
+def _container_limit() -> float:
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max": no limit
+            return float(Path(path).read_text())
+    return math.inf
 
 
 class OffloadedStorage:

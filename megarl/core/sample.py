@@ -44,6 +44,10 @@ class Sample:
     # What the reward function gave. None until scored; a failed reward never becomes a number.
     reward: float | None = None
     scores: dict[str, float] = field(default_factory=dict)
+    # The reward after normalisation and clipping, which is what is learned from; None until credited.
+    shaped_reward: float | None = None
+    # How much the sample counts in the policy's loss, relative to others.
+    weight: float = 1.0
     # The scalar credit of `Algorithm.credit_groups`; spread over tokens later.
     advantage: float = 0.0
 

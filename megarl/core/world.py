@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,13 @@ class Axis:
     rank: int
     size: int
     group: dist.ProcessGroup
+
+
+class Place(NamedTuple):
+    """The numbers of a rank's device and of its node in the whole run."""
+
+    device: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,8 @@ class World:
     edp: Axis
     # data-parallel coordinate of every rank, so that the driver knows whose batch goes where
     dp_rank_of: tuple[int, ...]
+    # where every rank is (see `core.device_table`); empty: one node, and a device has its rank's number
+    places: tuple[Place, ...] = ()
 
     @property
     def is_driver(self) -> bool:

@@ -31,6 +31,8 @@ class _Placed(NamedTuple):
     sample: Sample
     sample_index: int  # position in the step's list of samples, or FILLER
     token_weight: float  # how much each of its loss tokens counts
+    sample_weight: float = 0.0  # how much more than others it counts in the policy's loss
+    sft_weight: float = 0.0  # how much each of its loss tokens counts among those of its kind, good or bad
 
 
 def pack(groups: Sequence[Group], plan: PackPlan) -> list[TrainBatch]:
@@ -60,8 +62,17 @@ def _pack_minibatch(samples: Sequence[Sample], first_index: int, plan: PackPlan)
     """Every rank's share of one optimizer step."""
     num_loss_tokens = np.array([sample.num_response_tokens for sample in samples], dtype=np.int64)
     weights = _token_weights(num_loss_tokens, plan.loss_aggregation)
+    sample_weights = _sample_weights(samples)
+    sft_weights = _sft_weights(samples, num_loss_tokens)
     sequences = [
-        _Placed(sample, first_index + position, float(weights[position])) for position, sample in enumerate(samples)
+        _Placed(
+            sample,
+            first_index + position,
+            float(weights[position]),
+            float(sample_weights[position]),
+            float(sft_weights[position]),
+        )
+        for position, sample in enumerate(samples)
     ]
     lengths = [len(sample.token_ids) for sample in samples]
     silent = _filler(samples)
@@ -85,6 +96,23 @@ def _token_weights(num_loss_tokens: NDArray[np.int64], aggregation: LossAggregat
     return 1 / (np.maximum(num_loss_tokens, 1) * num_sequences)
 
 
+def _sample_weights(samples: Sequence[Sample]) -> NDArray[np.float64]:
+    """The samples' weights, scaled to mean 1 over the minibatch on all ranks."""
+    weights = np.array([sample.weight for sample in samples], dtype=np.float64)
+    total = weights.sum()
+    return weights * (len(weights) / total) if total > 0 else weights
+
+
+def _sft_weights(samples: Sequence[Sample], num_loss_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """1 / (loss tokens of all good samples of the minibatch) for good ones, of all others for the others.
+
+    A sample is good if its score is above 0; one without any score is not.
+    """
+    is_good = np.array([sample.reward is not None and sample.reward > 0 for sample in samples], dtype=np.bool_)
+    counts = {good: max(1, int(num_loss_tokens[is_good == good].sum())) for good in (True, False)}
+    return np.where(is_good, 1 / counts[True], 1 / counts[False])
+
+
 def _filler(samples: Sequence[Sample]) -> _Placed:
     """A copy of the shortest sequence that earns nothing and trains nothing."""
     shortest = min(samples, key=lambda sample: len(sample.token_ids))
@@ -104,7 +132,11 @@ def _build(sequences: Sequence[_Placed]) -> MicroBatch:
     loss_mask = np.concatenate([sample.loss_mask for sample in samples], dtype=np.float32)
     token_weights = np.repeat([sequence.token_weight for sequence in sequences], lengths)
     # A sample that nobody scored (supervised learning) has no reward; NaN makes its use by mistake visible.
-    rewards = [np.nan if sample.reward is None else sample.reward for sample in samples]
+    scores = [np.nan if sample.reward is None else sample.reward for sample in samples]
+    rewards = [
+        score if sample.shaped_reward is None else sample.shaped_reward
+        for sample, score in zip(samples, scores, strict=True)
+    ]
     return MicroBatch(
         token_ids=torch.from_numpy(np.concatenate([sample.token_ids for sample in samples], dtype=np.int64)),
         positions=torch.from_numpy(np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])),
@@ -114,7 +146,10 @@ def _build(sequences: Sequence[_Placed]) -> MicroBatch:
             np.concatenate([sample.rollout_logprobs for sample in samples], dtype=np.float32)
         ),
         sample_index=torch.tensor([sequence.sample_index for sequence in sequences], dtype=torch.int64),
+        scores=torch.tensor(scores, dtype=torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         credit=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         loss_weight=torch.from_numpy((loss_mask * token_weights).astype(np.float32)),
+        sample_weight=torch.tensor([sequence.sample_weight for sequence in sequences], dtype=torch.float32),
+        sft_weight=torch.tensor([sequence.sft_weight for sequence in sequences], dtype=torch.float32),
     )

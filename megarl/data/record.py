@@ -7,7 +7,7 @@ float64 reward without rounding. Non-finite numbers have no place in JSON and ar
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,24 @@ from megarl.core.errors import DataError, MissingInputError
 from megarl.core.excerpt import excerpt
 from megarl.core.sample import Group, Prompt, Sample
 
+# One sample's numbers per token that are not the rollout's: what the trainer said and made of it.
+TokenNotes = Mapping[str, list[float]]
+NOTES = ("old_logprobs", "token_advantages")
 
-def write_groups(path: Path, step: int, groups: Sequence[Group]) -> None:
-    """Append the groups of one step. When a step was written again (after a resume), reading finds the later one."""
+
+def write_groups(
+    path: Path, step: int, groups: Sequence[Group], notes: Sequence[Sequence[TokenNotes]] | None = None
+) -> None:
+    """Append the groups of one step. When a step was written again (after a resume), reading finds the later one.
+
+    ``notes[group][sample]`` are written beside the sample for people; reading leaves them out.
+    """
     lines = []
     for position, group in enumerate(groups):
         record = {"step": step, "group": position, **_group_to_record(group)}
+        if notes is not None:
+            for sample, own in zip(record["samples"], notes[position], strict=True):
+                sample.update(own)
         try:
             lines.append(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
         except (ValueError, TypeError) as error:
@@ -80,6 +92,8 @@ def _sample_to_record(sample: Sample) -> dict[str, Any]:
         "response": sample.response,
         "reward": sample.reward,
         "scores": sample.scores,
+        "shaped_reward": sample.shaped_reward,
+        "weight": sample.weight,
         "advantage": sample.advantage,
         "finish": sample.finish,
         "version": sample.version,
@@ -104,4 +118,5 @@ def _sample_from_record(record: dict[str, Any]) -> Sample:
         "loss_mask": np.array(record["loss_mask"], dtype=np.int8),
         "rollout_logprobs": np.array(record["rollout_logprobs"], dtype=np.float32),
     }
-    return Sample(**{**record, **arrays})
+    own = {name: value for name, value in record.items() if name not in NOTES}
+    return Sample(**{**own, **arrays})

@@ -27,7 +27,10 @@ class EmbeddedFleet:
         own = [_request_from(tree) for tree in self._world.scatter(trees if self._world.is_driver else None)]
         start = time.monotonic()
         generations = self._engine.generate(own)
-        meter.mean("timing_s/generate_sequences", time.monotonic() - start, 1)
+        seconds = time.monotonic() - start
+        meter.mean("timing_s/generate_sequences", seconds, 1)
+        meter.min("timing_s/generation_timing/min", seconds)
+        meter.max("timing_s/generation_timing/max", seconds)
         gathered = self._world.gather([_generation_tree(generation) for generation in generations])
         if gathered is None:
             return []

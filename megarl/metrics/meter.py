@@ -17,6 +17,7 @@ from megarl.metrics.values import (
     Mean,
     Min,
     Moments,
+    NodeSum,
     Span,
     Statistic,
     Sum,
@@ -45,6 +46,10 @@ class Meter:
         """Add to a total over all ranks."""
         self._add(name, Sum(float(x)))
 
+    def node_sum(self, name: str, x: SupportsFloat) -> None:
+        """Read something of this rank that adds up over its node; of several readings the largest counts."""
+        self._add(name, NodeSum(float(x)))
+
     def max(self, name: str, x: SupportsFloat) -> None:
         """Take the larger. -inf (the maximum of nothing) leaves the metric out."""
         self._add(name, Max(float(x)))
@@ -69,9 +74,11 @@ class Meter:
         """Read this rank's device; it is reported as ``name/{device}``."""
         self._add(name, Gauge(float(value)))
 
-    def span(self, name: str, onload_seconds: float, execute_seconds: float, offload_seconds: float) -> None:
+    def span(
+        self, name: str, onload_seconds: float, execute_seconds: float, offload_seconds: float, total_seconds: float
+    ) -> None:
         """Add one pass through a phase; it is reported as ``name/{total,execute,onload,offload,skew}``."""
-        self._add(name, Span(float(onload_seconds), float(execute_seconds), float(offload_seconds)))
+        self._add(name, Span(onload_seconds, execute_seconds, offload_seconds, total_seconds))
 
     def driver_sum(self, name: str, x: SupportsFloat) -> None:
         """Add to a total that every rank may keep but only the driver reports."""

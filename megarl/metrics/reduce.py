@@ -29,7 +29,7 @@ def reduce_to_driver(meter: Meter, world: World) -> dict[str, float] | None:
     vector = torch.from_numpy(schema.pack(meter.statistics))
     rows = [torch.empty_like(vector) for _ in range(world.size)] if world.is_driver else None
     dist.gather(vector, rows, dst=DRIVER, group=world.control_group)
-    return None if rows is None else schema.merge(np.stack([row.numpy() for row in rows]))
+    return None if rows is None else schema.merge(np.stack([row.numpy() for row in rows]), world.places)
 
 
 def _agree(meter: Meter, world: World) -> Schema:

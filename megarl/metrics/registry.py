@@ -14,7 +14,14 @@ from megarl.metrics.values import KINDS
 USER_PREFIX = "user/"
 
 # What a run may fill in. Task names may contain slashes (openai/gsm8k).
-_PLACEHOLDERS = {"task": r".+", "infix": r"[^/]+/[^/]+", "k": r"[0-9]+", "score": r"[^/]+", "device": r"[0-9]+"}
+_PLACEHOLDERS = {
+    "task": r".+",
+    "infix": r"[^/]+/[^/]+",
+    "k": r"[0-9]+",
+    "score": r"[^/]+",
+    "device": r"[0-9]+",
+    "stat": r"[a-z_]+",
+}
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
@@ -45,7 +52,7 @@ def expand(family: Metric) -> list[Metric]:
 METRICS: tuple[Metric, ...] = tuple(metric for family in CATALOGUE for metric in expand(family))
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=65536)  # devices times phases are many
 def find(name: str) -> Metric | None:
     """The metric that ``name`` belongs to, with its name and aliases filled in; None if there is none."""
     exact = _BY_NAME.get(name)
@@ -69,7 +76,7 @@ def check(name: str) -> Metric:
     metric = find(name)
     if metric is None:
         close = difflib.get_close_matches(name, [metric.name for metric in METRICS], n=3)
-        hint = f"Close: {', '.join(close)}." if close else "Add an entry to megarl/metrics/catalogue.py."
+        hint = f"Close: {', '.join(close)}." if close else "Add an entry to megarl/metrics/catalogue/."
         raise ValueError(f"metric {name!r} is not in the catalogue. {hint}")
     return metric
 

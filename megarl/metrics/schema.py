@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megarl.core.world import Place
 from megarl.metrics.across import ACROSS
 from megarl.metrics.values import KINDS, Statistic
 
@@ -54,8 +55,12 @@ class Schema:
         flags = np.array([name in statistics for name in self.kinds], dtype=np.float64)
         return np.concatenate([fields, flags])
 
-    def merge(self, rows: NDArray[np.float64]) -> dict[str, float]:
-        """The metrics of the step from all ranks' vectors, ``rows[rank]``, sorted by name; plain floats."""
+    def merge(self, rows: NDArray[np.float64], places: Sequence[Place] = ()) -> dict[str, float]:
+        """The metrics of the step from all ranks' vectors, ``rows[rank]``, sorted by name; plain floats.
+
+        Without ``places`` all ranks are on one node, and a device has its rank's number.
+        """
+        places = places or [Place(rank, 0) for rank in range(len(rows))]
         fields, present = rows[:, : len(self._identity)], rows[:, len(self._identity) :] != 0
         merged: dict[str, float] = {}
         column = 0
@@ -66,7 +71,7 @@ class Schema:
             column += len(names)
             # An empty mask gives 0 / 0, a broken step inf - inf: the first is left out, the second is reported.
             with np.errstate(all="ignore"):
-                columns = ACROSS[kind](block.reshape(len(rows), len(names), -1), flags)
+                columns = ACROSS[kind](block.reshape(len(rows), len(names), -1), flags, places)
             for suffix, (values, exists) in columns.items():
                 readings = zip(names, values.tolist(), exists.tolist(), strict=True)
                 merged.update((name + suffix, value) for name, value, here in readings if here)

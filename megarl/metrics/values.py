@@ -44,6 +44,17 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSum:
+    """A reading of this rank that adds up over its node; the fullest node is reported. Of several the largest counts."""
+
+    kind: ClassVar[str] = "node_sum"
+    x: float = -math.inf
+
+    def merge(self, later: NodeSum) -> NodeSum:
+        return NodeSum(_larger(self.x, later.x))
+
+
+@dataclass(frozen=True, slots=True)
 class Max:
     """The largest reading. -inf is what the maximum of an empty mask gives, and means: no value."""
 
@@ -107,15 +118,24 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Seconds that this rank spent in one phase; a phase entered twice adds. The slowest rank's is reported."""
+    """Seconds that this rank spent in one phase; a phase entered twice adds. The slowest rank's is reported.
+
+    The parts do not exceed the total, which also holds what lies between them (taking the readings).
+    """
 
     kind: ClassVar[str] = "span"
     onload: float = 0.0
     execute: float = 0.0
     offload: float = 0.0
+    total: float = 0.0
 
     def merge(self, later: Span) -> Span:
-        return Span(self.onload + later.onload, self.execute + later.execute, self.offload + later.offload)
+        return Span(
+            self.onload + later.onload,
+            self.execute + later.execute,
+            self.offload + later.offload,
+            self.total + later.total,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +166,9 @@ class DriverSum:
         return DriverSum(self.x + later.x)
 
 
-Statistic = Mean | Sum | Max | Min | Last | Loss | Gauge | Span | Moments | DriverSum
+Statistic = Mean | Sum | NodeSum | Max | Min | Last | Loss | Gauge | Span | Moments | DriverSum
 KINDS: dict[str, type[Statistic]] = {
-    kind.kind: kind for kind in (Mean, Sum, Max, Min, Last, Loss, Gauge, Span, Moments, DriverSum)
+    kind.kind: kind for kind in (Mean, Sum, NodeSum, Max, Min, Last, Loss, Gauge, Span, Moments, DriverSum)
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -38,10 +39,10 @@ def start_world(rendezvous: Rendezvous, device: str, parallel: ParallelSettings)
     join(rendezvous, collective_backend(chosen))
     control_group = dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
     whole = Axis(0, 1, control_group)
-    axes = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "etp", "edp"), whole)
     nobody = World(
-        rendezvous.rank, rendezvous.size, rendezvous.local_rank, chosen, control_group, **axes, dp_rank_of=()
-    )
+        rendezvous.rank, rendezvous.size, rendezvous.local_rank, chosen, control_group,
+        tp=whole, pp=whole, dp=whole, cp=whole, ep=whole, etp=whole, edp=whole, dp_rank_of=(),
+    )  # fmt: skip
     return lay_out(nobody, parallel).world
 
 
@@ -74,24 +75,23 @@ def _new_layout(world: World, parallel: ParallelSettings) -> Layout:
     )
     # No layer of ours draws random numbers; Megatron's tracker must exist all the same.
     model_parallel_cuda_manual_seed(0)
-    axes = {
-        "tp": _axis(parallel_state.get_tensor_model_parallel_group()),
-        "pp": _axis(parallel_state.get_pipeline_model_parallel_group()),
-        "dp": _axis(parallel_state.get_data_parallel_group()),
-        "cp": _axis(parallel_state.get_context_parallel_group()),
-        "ep": _axis(parallel_state.get_expert_model_parallel_group()),
-        "etp": _axis(parallel_state.get_expert_tensor_parallel_group()),
-        "edp": _axis(parallel_state.get_expert_data_parallel_group()),
-    }
+    dp = _axis(parallel_state.get_data_parallel_group())
     coordinates = [torch.zeros(1, dtype=torch.int64) for _ in range(world.size)]
-    dist.all_gather(coordinates, torch.tensor([axes["dp"].rank]), group=world.control_group)
+    dist.all_gather(coordinates, torch.tensor([dp.rank]), group=world.control_group)
+    own = replace(
+        world,
+        tp=_axis(parallel_state.get_tensor_model_parallel_group()),
+        pp=_axis(parallel_state.get_pipeline_model_parallel_group()),
+        dp=dp,
+        cp=_axis(parallel_state.get_context_parallel_group()),
+        ep=_axis(parallel_state.get_expert_model_parallel_group()),
+        etp=_axis(parallel_state.get_expert_tensor_parallel_group()),
+        edp=_axis(parallel_state.get_expert_data_parallel_group()),
+        dp_rank_of=tuple(int(rank) for rank in coordinates),
+    )
     groups = megatron_globals()
     # While nothing works, Megatron sees the first layout: the policy's.
     vars(parallel_state).update(before if _layouts.known else groups)
-    dp_rank_of = tuple(int(rank) for rank in coordinates)
-    own = World(
-        world.rank, world.size, world.local_rank, world.device, world.control_group, **axes, dp_rank_of=dp_rank_of
-    )
     return Layout(parallel, own, groups)
 
 

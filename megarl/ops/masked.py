@@ -6,7 +6,23 @@ from collections.abc import Sequence
 
 import torch
 
+from megarl.core.batch import MicroBatch
 from megarl.core.world import World
+
+
+def total(column: torch.Tensor) -> torch.Tensor:
+    """A sum in float64: statistics must not depend on how tokens are split over micro-batches and ranks."""
+    return column.double().sum()
+
+
+def sequence_means(column: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sum over sequences of the column's mean over the masked tokens, number of sequences that have such tokens)."""
+    mask = micro.loss_mask.double()
+    sequence = micro.sequence_of_token
+    lengths = torch.zeros(micro.num_sequences, dtype=torch.float64, device=mask.device).index_add_(0, sequence, mask)
+    sums = torch.zeros_like(lengths).index_add_(0, sequence, column.double() * mask)
+    present = lengths > 0
+    return (sums[present] / lengths[present]).sum(), present.sum()
 
 
 def whiten(values: Sequence[torch.Tensor], masks: Sequence[torch.Tensor], world: World) -> list[torch.Tensor]:

@@ -10,20 +10,24 @@ from megarl.core.errors import DataError
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.meter import Meter
+from megarl.rollout.generated import Enter
 from megarl.rollout.prompt_stream import PromptStream
 from megarl.rollout.single_turn import report_lengths
+
+READ = "data/read_demonstrations"
 
 
 class DemonstrationRollouts:
     """``batch_size`` demonstrations per step, each a group of one."""
 
-    phase = "data/read_demonstrations"
-
-    def __init__(self, prompts: PromptStream, tokenizer: Tokenizer, batch_size: int, max_tokens: int) -> None:
+    def __init__(
+        self, prompts: PromptStream, tokenizer: Tokenizer, batch_size: int, max_tokens: int, enter: Enter
+    ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._batch_size = batch_size
         self._max_tokens = max_tokens
+        self._enter = enter
 
     @property
     def epoch(self) -> int:
@@ -32,7 +36,8 @@ class DemonstrationRollouts:
 
     def collect(self, step: int, meter: Meter) -> Sequence[Group]:  # noqa: ARG002
         """The step's demonstrations on the driver, [] elsewhere."""
-        groups = [Group(prompt, [self._sample(prompt)]) for prompt in self._prompts.draw(self._batch_size)]
+        with self._enter(READ, meter):
+            groups = [Group(prompt, [self._sample(prompt)]) for prompt in self._prompts.draw(self._batch_size)]
         longest = max((group.samples[0].num_response_tokens for group in groups), default=0)
         report_lengths(groups, longest, meter)
         return groups

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from megarl.core.protocols import Fleet, SamplingParams
@@ -14,6 +15,12 @@ from megarl.rewards.score import score_groups
 from megarl.rollout.prompt_stream import PromptStream
 from megarl.rollout.single_turn import answer_all, report_lengths
 
+GENERATE = "actor_infer/generate"
+SCORE = "reward/compute_rewards"
+
+# enters a phase: the block runs with what the phase needs on the device, and is measured
+Enter = Callable[[str, Meter], AbstractContextManager[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
@@ -22,22 +29,28 @@ class RolloutPlan:
     prompts_per_step: int
     group_size: int
     params: SamplingParams
+    max_prompt_tokens: int
     seed: int
 
 
 class GeneratedRollouts:
     """Draws prompts, lets the fleet answer, and scores the answers. The driver does the thinking."""
 
-    phase = "actor_infer/generate"
-
     def __init__(
-        self, prompts: PromptStream, tokenizer: Tokenizer, reward: RewardFunction, fleet: Fleet, plan: RolloutPlan
+        self,
+        prompts: PromptStream,
+        tokenizer: Tokenizer,
+        reward: RewardFunction,
+        fleet: Fleet,
+        plan: RolloutPlan,
+        enter: Enter,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._reward = reward
         self._fleet = fleet
         self._plan = plan
+        self._enter = enter
 
     @property
     def epoch(self) -> int:
@@ -48,24 +61,43 @@ class GeneratedRollouts:
         """The step's scored groups on the driver, [] elsewhere. Collective."""
         prompts = self._prompts.draw(self._plan.prompts_per_step)
         seed = (self._plan.seed, "sampling", step)
-        with meter.timed("timing_s/gen"):
+        with meter.timed("timing_s/gen"), self._enter(GENERATE, meter):
             groups = answer_all(
                 prompts, self._plan.group_size, self._plan.params, seed, self._fleet, self._tokenizer, meter
             )
-        with meter.timed("timing_s/reward"):
+        with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
             score_groups(groups, self._reward)
         report_lengths(groups, self._plan.params.max_new_tokens, meter)
+        _report_prompts(groups, self._plan.max_prompt_tokens, meter)
         _report_scores(groups, meter)
+        _report_versions(groups, meter)
         return groups
+
+
+def _report_prompts(groups: Sequence[Group], limit: int, meter: Meter) -> None:
+    for group in groups:
+        is_full = len(group.prompt.token_ids) >= limit
+        meter.mean("prompt_length/clip_ratio", is_full * len(group.samples), len(group.samples))
+    if groups:
+        meter.sum("rollout/finished_task_count", len(groups))
 
 
 def _report_scores(groups: Sequence[Group], meter: Meter) -> None:
     """The named scores that a reward function gave beside its number: each prompt's mean, then over prompts."""
     for group in groups:
         names = {name for sample in group.samples for name in sample.scores}
-        for name in names:
+        for name in sorted(names):
             values = [sample.scores[name] for sample in group.samples if name in sample.scores]
             mean = sum(values) / len(values)
             meter.mean(f"rollout/{name}/mean", mean, 1)
             meter.max(f"rollout/{name}/max", mean)
             meter.min(f"rollout/{name}/min", mean)
+
+
+def _report_versions(groups: Sequence[Group], meter: Meter) -> None:
+    """Which weights the samples come from."""
+    for sample in (sample for group in groups for sample in group.samples):
+        meter.mean("sample/model_version/mean", sample.version, 1)
+        meter.max("sample/model_version/max", sample.version)
+        meter.min("sample/model_version/min", sample.version)
+        meter.last("rollout/model_version", sample.version)

@@ -61,7 +61,11 @@ def report_lengths(groups: Sequence[Group], max_new_tokens: int, meter: Statisti
         num_prompt = len(group.prompt.token_ids)
         for sample in group.samples:
             num_response = sample.num_response_tokens
-            for name, length in (("prompt_length", num_prompt), ("response_length", num_response)):
+            for name, length in (
+                ("prompt_length", num_prompt),
+                ("response_length", len(sample.token_ids) - num_prompt),
+                ("tokens/response_length", num_response),
+            ):
                 meter.mean(f"{name}/mean", length, 1)
                 meter.max(f"{name}/max", length)
                 meter.min(f"{name}/min", length)
@@ -70,4 +74,7 @@ def report_lengths(groups: Sequence[Group], max_new_tokens: int, meter: Statisti
             meter.mean("response/aborted_ratio", sample.finish == "abort" or num_response == 0, 1)
             meter.sum("perf/total_num_tokens", len(sample.token_ids))
             meter.sum("perf/num_response_tokens", num_response)
-    meter.sum("experience_pipeline/experience_count", sum(len(group.samples) for group in groups))
+            meter.sum("perf/num_squared_tokens", len(sample.token_ids) ** 2)
+    if groups:
+        meter.sum("experience_pipeline/experience_count", sum(len(group.samples) for group in groups))
+        meter.last("sample/task_count", len({group.prompt.id for group in groups}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from megarl.algorithms.choose import build_algorithm
 from megarl.algorithms.sft import Sft
@@ -20,21 +22,24 @@ from megarl.data.prompts import Cursor
 from megarl.generation.embedded.engine import EmbeddedEngine
 from megarl.generation.fleet import EmbeddedFleet
 from megarl.generation.parts import EngineMemory
+from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.optim import OptimizerSettings
 from megarl.rollout.demonstrations import DemonstrationRollouts
-from megarl.rollout.generated import GeneratedRollouts, RolloutPlan
+from megarl.rollout.generated import GENERATE, GeneratedRollouts, RolloutPlan
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
 from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.eval_schedule import Schedule
 from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
 from megarl.run.inputs import Inputs, max_prompt_tokens
+from megarl.run.kept_samples import KeptSamples
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
 from megarl.run.roles import Models, SamePlans, build_models, run_dtype
 from megarl.run.stage import LearningModel, Stage
 from megarl.run.state import Parts, RunState
 from megarl.run.stop import StopRequest
-from megarl.run.sync import EngineSync, keep_engines
+from megarl.run.sync import UPDATE, EngineSync, keep_engines
+from megarl.run.timeline import Timelines
 from megarl.weights.inprocess import InProcessTransport
 
 ENGINES = {"embedded": EmbeddedEngine}
@@ -51,10 +56,17 @@ class Run:
     evaluator: Evaluator | NoEvaluation
     recorder: Recorder
     checkpoints: Checkpoints
+    samples: KeptSamples
+    timelines: Timelines
 
     def stages_after(self, num_done: int) -> list[Stage]:
         """The stages that have steps left when ``num_done`` are done."""
         return [stage for stage in self.stages if stage.last_step > num_done]
+
+    def phases_after(self, step: int) -> tuple[str, ...]:
+        """The phases that may come first after ``step``."""
+        following = self.stages_after(step) or self.stages[-1:]
+        return following[0].first_phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class Builder:
         engine = self._engine() if self._config.rollout else None
         residency = self._residency(models, engine)
         generation = self._generation(models, engine, residency) if engine else None
-        stages = [self._warmup_stage(models)] if self._config.warmup else []
+        stages = [self._warmup_stage(models, residency)] if self._config.warmup else []
         stages.append(self._main_stage(models, generation, residency))
         ends = tuple(stage.last_step for stage in stages)
         evaluator = self._evaluator(generation, residency, ends) if generation else NoEvaluation()
@@ -101,7 +113,11 @@ class Builder:
         state = RunState(self._config, self._world, parts)
         plan = SavePlan(self._config.checkpoint, ends[-1])
         checkpoints = Checkpoints(store, plan, state, residency, stop, self._world)
-        return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints)
+        directory = Path(self._config.run.dir) / self._config.run.name
+        kept = self._config.rollout.kept_groups if self._config.rollout else 0
+        samples = KeptSamples(directory / "samples", kept, ends[-1], self._world)
+        timelines = Timelines(residency.timeline, directory / "timeline.jsonl", ends[-1], self._world)
+        return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints, samples, timelines)
 
     def _engine(self) -> EmbeddedEngine:
         generation, device = self._config.generation, self._world.device
@@ -122,7 +138,8 @@ class Builder:
         }
         pinned = frozenset(name for name in parts if not leaves_device(config, name.partition(".")[0]))
         table = {phase.name: phase.parts for phase in phases(config)}
-        return Residency(parts, pinned, table, self._world.device)
+        measures = config.metrics.memory != "off"
+        return Residency(parts, pinned, table, self._world.device, measures_memory=measures)
 
     def _prompts(self, stage: str, purpose: str) -> PromptStream:
         source = self._inputs.train_prompts
@@ -132,7 +149,7 @@ class Builder:
         self._cursors[stage] = cursor
         return ShuffledPrompts(source, cursor, max_prompt_tokens(self._config))
 
-    def _warmup_stage(self, models: Models) -> Stage:
+    def _warmup_stage(self, models: Models, residency: Residency) -> Stage:
         warmup = self._config.warmup
         assert warmup is not None
         settings = _optimizer(warmup.optimizer, warmup.num_steps, updates_per_step=1)
@@ -146,6 +163,7 @@ class Builder:
                 self._inputs.tokenizer,
                 warmup.batch_size,
                 self._shape.max_positions,
+                residency.phase,
             ),
             algorithm=Sft(),
             annotators=[],
@@ -154,6 +172,7 @@ class Builder:
             begin=lambda: models.policy.begin_stage(settings, 1.0),
             resume=lambda: models.policy.configure(settings, 1.0),
             refresh_engines=keep_engines,
+            first_phases=(models.policy.train_phase,),
         )
 
     def _main_stage(self, models: Models, generation: Generation | None, residency: Residency) -> Stage:
@@ -191,7 +210,7 @@ class Builder:
             headline=f"{settings.name}: {config.run.num_steps} steps of {config.samples_per_step} samples",
             first_step=self._warmup_steps + 1,
             last_step=self._warmup_steps + config.run.num_steps,
-            rollouts=self._rollouts(generation),
+            rollouts=self._rollouts(generation, residency),
             algorithm=self._algorithm,
             annotators=[annotator for annotator in known if annotator is not None],
             learners=learners,
@@ -199,9 +218,12 @@ class Builder:
             begin=begin,
             resume=lambda: models.policy.configure(self._actor_optimizer(), temperature),
             refresh_engines=keep_engines if supervised or generation is None else generation.sync.refresh,
+            first_phases=(models.policy.train_phase,) if supervised else (UPDATE, GENERATE),
         )
 
-    def _rollouts(self, generation: Generation | None) -> GeneratedRollouts | DemonstrationRollouts:
+    def _rollouts(
+        self, generation: Generation | None, residency: Residency
+    ) -> GeneratedRollouts | DemonstrationRollouts:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
             return DemonstrationRollouts(
@@ -209,6 +231,7 @@ class Builder:
                 inputs.tokenizer,
                 config.algorithm.batch_size,
                 self._shape.max_positions,
+                residency.phase,
             )
         rollout = config.rollout
         assert rollout is not None, "checked with the configuration"
@@ -217,11 +240,11 @@ class Builder:
             rollout.prompts_per_step,
             rollout.group_size,
             self._sampling(rollout.temperature),
+            max_prompt_tokens(config),
             config.run.seed,
         )
-        return GeneratedRollouts(
-            self._prompts("main", "prompts"), inputs.tokenizer, inputs.reward, generation.fleet, plan
-        )
+        prompts = self._prompts("main", "prompts")
+        return GeneratedRollouts(prompts, inputs.tokenizer, inputs.reward, generation.fleet, plan, residency.phase)
 
     def _sampling(self, temperature: float) -> SamplingParams:
         rollout = self._config.rollout
@@ -235,17 +258,19 @@ class Builder:
         sets = [
             EvalSet(
                 name,
-                self._inputs.eval_prompts.get(name, []),
+                kind,
+                self._inputs.eval_prompts.get((kind, name), []),
                 settings.num_samples,
                 self._sampling(settings.temperature),
-                self._inputs.eval_rewards.get(name, self._inputs.reward),
+                self._inputs.eval_rewards.get((kind, name), self._inputs.reward),
             )
-            for name, settings in config.eval.sets.items()
+            for kind, name, settings in config.eval_sets
         ]
         schedule = Schedule(config.eval.every, config.eval.before_training, config.eval.at_end, stage_ends)
-        return Evaluator(
-            sets, schedule, self._inputs.tokenizer, generation.fleet, generation.sync, residency, config.run.seed
-        )
+        best = best_of if config.metrics.best_of == "exact" else bootstrap_best_of
+        summarise = partial(at_k, detailed=config.metrics.detailed_stats, best=best)
+        tokenizer, seed = self._inputs.tokenizer, config.run.seed
+        return Evaluator(sets, schedule, tokenizer, generation.fleet, generation.sync, residency, seed, summarise)
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 import time
 from itertools import count
@@ -41,6 +42,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def run_id(self) -> Path:
+        """The run's name for trackers: stays the same over restarts, and is nobody else's."""
+        return self.path / "run_id"
+
+    @property
     def logs(self) -> Path:
         """Output of ranks other than the driver, and tracebacks."""
         return self.path / "logs"
@@ -49,6 +55,8 @@ class RunDirectory:
         """Write down that the run starts, or starts again, with this configuration."""
         try:
             self.logs.mkdir(exist_ok=True)
+            if not self.run_id.is_file():
+                self.run_id.write_text(secrets.token_hex(4), encoding="ascii")
             unfinished = self.resolved_config.with_suffix(".yaml.new")
             unfinished.write_text(dump_resolved(config), encoding="utf-8")
             unfinished.rename(self.resolved_config)

@@ -25,3 +25,7 @@ class Schedule:
         if step == self.stage_ends[-1] and self.at_end:
             return True
         return self.every > 0 and step > start and (step - start) % self.every == 0
+
+    def is_end(self, step: int) -> bool:
+        """Whether ``step`` is the last of the run."""
+        return step == self.stage_ends[-1]

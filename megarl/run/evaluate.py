@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from megarl.algorithms.rewards import require_rewards
 from megarl.core.protocols import Fleet, SamplingParams
-from megarl.core.sample import Prompt
+from megarl.core.sample import Group, Prompt
 from megarl.data.tokenizer import Tokenizer
-from megarl.metrics.at_k import at_k
 from megarl.metrics.meter import Meter
 from megarl.rewards.reward import RewardFunction
 from megarl.rewards.score import score_groups
+from megarl.rollout.generated import GENERATE, SCORE
 from megarl.rollout.single_turn import answer_all
 from megarl.run.eval_schedule import Schedule
 from megarl.run.residency import Residency
 from megarl.run.sync import EngineSync
 
+# scores[prompt][attempt] -> statistics by name, mean@k and so on
+Summarise = Callable[[Sequence[Sequence[float]]], dict[str, float]]
+
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """One named set. ``prompts`` is empty on ranks other than the driver."""
+    """One named set. ``prompts`` is empty on ranks other than the driver. A bench set is evaluated once, at the end."""
 
     name: str
+    kind: Literal["eval", "bench"]
     prompts: Sequence[Prompt]
     num_samples: int
     params: SamplingParams
@@ -42,6 +47,7 @@ class Evaluator:
         sync: EngineSync,
         residency: Residency,
         seed: int,
+        summarise: Summarise,
     ) -> None:
         self._sets = sets
         self._schedule = schedule
@@ -50,33 +56,47 @@ class Evaluator:
         self._sync = sync
         self._residency = residency
         self._seed = seed
+        self._summarise = summarise
 
     def evaluate_if_due(self, step: int, meter: Meter) -> bool:
         """Evaluate the weights after ``step`` if the schedule says so; tells whether it did. Collective."""
-        if not self._sets or not self._schedule.is_due(step):
+        due = {"eval": self._schedule.is_due(step), "bench": self._schedule.is_end(step)}
+        sets = [eval_set for eval_set in self._sets if due[eval_set.kind]]
+        if not sets:
             return False
         self._sync.refresh(step, meter)
-        with meter.timed("timing_s/testing"), self._residency.phase("actor_infer/generate", meter):
-            for eval_set in self._sets:
-                self._evaluate(eval_set, meter)
+        with meter.timed("timing_s/testing"):
+            with self._residency.phase(GENERATE, meter):
+                answered = [self._answer(eval_set) for eval_set in sets]
+            with self._residency.phase(SCORE, meter):
+                for eval_set, groups in zip(sets, answered, strict=True):
+                    score_groups(groups, eval_set.reward)
+        for eval_set, groups in zip(sets, answered, strict=True):
+            self._report(eval_set, groups, meter)
         return True
 
-    def _evaluate(self, eval_set: EvalSet, meter: Meter) -> None:
+    def _answer(self, eval_set: EvalSet) -> list[Group]:
         seed = (self._seed, "evaluation", eval_set.name)
         # The fleet's own statistics would mix with those of the training samples.
-        groups = answer_all(
+        return answer_all(
             eval_set.prompts, eval_set.num_samples, eval_set.params, seed, self._fleet, self._tokenizer, Meter()
         )
+
+    def _report(self, eval_set: EvalSet, groups: Sequence[Group], meter: Meter) -> None:
         if not groups:
             return
-        score_groups(groups, eval_set.reward)
-        rewards = [require_rewards(group) for group in groups]
-        for name, value in at_k(rewards).items():
-            meter.mean(f"eval/{eval_set.name}/score/{name}", value, 1)
-        for reward in (reward for rewards_of_prompt in rewards for reward in rewards_of_prompt):
-            meter.mean("val/score/mean", reward, 1)
-            meter.max("val/score/max", reward)
-            meter.min("val/score/min", reward)
+        prefix = f"{eval_set.kind}/{eval_set.name}"
+        columns = {"score": [require_rewards(group) for group in groups]} | _named_scores(groups)
+        for score, tasks in columns.items():
+            for name, value in self._summarise(tasks).items():
+                meter.mean(f"{prefix}/{score}/{name}", value, 1)
+        samples = [sample for group in groups for sample in group.samples]
+        meter.sum(f"{prefix}/failed_runs", sum(sample.finish == "abort" for sample in samples))
+        if eval_set.kind == "eval":
+            for reward in (reward for rewards in columns["score"] for reward in rewards):
+                meter.mean("val/score/mean", reward, 1)
+                meter.max("val/score/max", reward)
+                meter.min("val/score/min", reward)
 
 
 class NoEvaluation:
@@ -85,3 +105,9 @@ class NoEvaluation:
     def evaluate_if_due(self, step: int, meter: Meter) -> bool:  # noqa: ARG002
         """Never due."""
         return False
+
+
+def _named_scores(groups: Sequence[Group]) -> dict[str, list[list[float]]]:
+    """``scores[prompt][attempt]`` by name. An attempt without the score counts as 0: it cannot vanish from a mean."""
+    names = sorted({name for group in groups for sample in group.samples for name in sample.scores} - {"score"})
+    return {name: [[sample.scores.get(name, 0.0) for sample in group.samples] for group in groups] for name in names}

@@ -32,9 +32,10 @@ class Inputs:
     tokenizer: Tokenizer
     reward: RewardFunction
     train_prompts: PromptSource | None
-    eval_prompts: Mapping[str, Sequence[Prompt]]
+    # by (eval or bench, name of the set)
+    eval_prompts: Mapping[tuple[str, str], Sequence[Prompt]]
     # only of sets that are not scored like training samples
-    eval_rewards: Mapping[str, RewardFunction]
+    eval_rewards: Mapping[tuple[str, str], RewardFunction]
 
     def close(self) -> None:
         """Give back what rewards hold open."""
@@ -56,8 +57,11 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
             f"{shape.vocab_size}. Use the tokenizer that belongs to the model.",
         )
     reward = load_reward(config.reward.name, config.reward.options)
-    own_rewards = {name: own.reward for name, own in config.eval.sets.items() if own.reward is not None}
-    eval_rewards = {name: load_reward(own.name, own.options) for name, own in own_rewards.items()}
+    eval_rewards: dict[tuple[str, str], RewardFunction] = {
+        (kind, name): load_reward(own.reward.name, own.reward.options)
+        for kind, name, own in config.eval_sets
+        if own.reward is not None
+    }
     if not with_prompts:
         return Inputs(tokenizer, reward, None, {}, eval_rewards)
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
@@ -99,10 +103,10 @@ def _open_train(config: RunConfig, tokenizer: Tokenizer, *, measure: bool) -> Pr
     return source
 
 
-def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[str, list[Prompt]]:
-    evals: dict[str, list[Prompt]] = {}
-    for name, settings in config.eval.sets.items():
-        where = f"eval.sets.{name}.data"
+def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[tuple[str, str], list[Prompt]]:
+    evals: dict[tuple[str, str], list[Prompt]] = {}
+    for kind, name, settings in config.eval_sets:
+        where = f"eval.{'sets' if kind == 'eval' else 'bench_sets'}.{name}.data"
         required = frozenset(_needs_answer(settings.reward or config.reward))
         source = open_prompts(
             settings.data,
@@ -113,7 +117,7 @@ def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[str, list[Promp
             required=required,
             where=where,
         )
-        evals[name] = [source[i] for i in range(min(len(source), settings.max_prompts))]
-        for prompt in evals[name]:
+        evals[kind, name] = [source[i] for i in range(min(len(source), settings.max_prompts))]
+        for prompt in evals[kind, name]:
             require_room(prompt, max_prompt_tokens(config))
     return evals

@@ -31,6 +31,7 @@ class Progress:
     # what each model has beside tensors
     models: dict[str, dict[str, Any]]
     num_samples: float
+    num_tokens: float
     # how long the ledger was when the step's line was in it
     ledger_bytes: int
     best: Best | None

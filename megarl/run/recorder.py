@@ -1,47 +1,50 @@
-"""From meters to records: derived numbers, the ledger, the console line, the progress bar."""
+"""From meters to records: derived numbers, alerts, the ledger, the console line, the progress bar."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
 
 import psutil
 
-from megarl.core.device import GIB
+from megarl.core.device import GIB, host_memory
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
 from megarl.metrics.reduce import reduce_to_driver
-from megarl.metrics.throughput import TokenRate, derive
+from megarl.metrics.throughput import Derivation, TokenRate
 from megarl.run.stage import Stage
 from megarl.run.summary import History
 from megarl.trackers.ledger import Ledger, StepRecord
 from megarl.trackers.progress_bar import ProgressBar
 from megarl.trackers.to_stdout import ToStdout
 
+_PARTS_OF_A_PHASE = re.compile(r"time/[^/]+/[^/]+/(execute|onload|offload)")
 
-class Tracker(Protocol):
-    """Somewhere metrics go."""
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Take one step's metrics."""
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the driver records with; other ranks have none."""
 
-    def finish(self) -> None:
-        """Take no more."""
+    console: ToStdout
+    ledger: Ledger
+    history: History
+    derivation: Derivation
+    # whether the parts of a phase's time are recorded, or only its total
+    splits_phases: bool = True
 
 
 class Recorder:
     """Reduces every step's meter to the driver and records it there. Other ranks only take part in the reduction."""
 
-    def __init__(self, console: ToStdout | None, ledger: Ledger | None, history: History) -> None:
-        self._console = console
-        self._ledger = ledger
-        trackers: list[Tracker | None] = [console, ledger]
-        self._trackers = [tracker for tracker in trackers if tracker is not None]
+    def __init__(self, desk: Desk | None) -> None:
+        self._desk = desk
         self._progress = ProgressBar()
-        self._history = history
         self._rate = TokenRate()
+        self._host_memory = host_memory()
         self.num_samples = 0.0
+        self.num_tokens = 0.0
         # the metrics of the last step, on the driver
         self.latest: dict[str, float] = {}
 
@@ -53,59 +56,63 @@ class Recorder:
 
     def start(self, num_steps: int, num_done: int) -> None:
         """Show the progress bar; on the driver only."""
-        if self._console is not None:
+        if self._desk is not None:
             self._progress.start(num_steps, num_done)
 
     def sync(self) -> int:
         """Put the ledger on the disk; its bytes, 0 on ranks that have none."""
-        return self._ledger.sync() if self._ledger is not None else 0
+        return self._desk.ledger.sync() if self._desk is not None else 0
 
     def announce(self, text: str) -> None:
         """A line for the person at the console; only the driver has one."""
-        if self._console is not None:
-            self._console.write(text)
+        if self._desk is not None:
+            self._desk.console.write(text)
 
     def record_opening(self, meter: Meter, world: World) -> None:
         """Step 0: the evaluation before training, if there was one. Collective."""
         metrics = reduce_to_driver(meter, world)
-        if metrics:
+        if metrics and self._desk is not None:
             metrics = {"training/global_step": 0, "training/epoch": 0} | metrics
-            self._log(metrics, 0)
-            self._history.add(0, "opening", metrics)
+            self._log(self._desk, metrics, 0, "opening")
 
     def record(self, step: int, stage: Stage, meter: Meter, world: World) -> None:
         """One training step. Collective."""
+        meter.max("perf/cpu_memory_used_gb", psutil.virtual_memory().used / GIB)
+        meter.min("perf/cpu_memory_total_gb", self._host_memory)
         metrics = reduce_to_driver(meter, world)
-        if metrics is None:
+        if metrics is None or self._desk is None:
             return
         self.num_samples += metrics.get("experience_pipeline/experience_count", 0)
-        metrics |= derive(metrics, world.size)
+        self.num_tokens += metrics.get("perf/total_num_tokens", 0)
+        metrics |= self._desk.derivation.derive(metrics)
         rate = self._push_rate(metrics)
         if rate is not None:
-            metrics["system/tps"] = rate
+            metrics |= {"system/tps": rate, "system/tps_gpu": rate / world.size}
         metrics |= {
             "training/global_step": step,
             "training/epoch": stage.rollouts.epoch,
             "system/samples": self.num_samples,
-            "perf/cpu_memory_used_gb": psutil.virtual_memory().used / GIB,
+            "system/tokens_total": self.num_tokens,
         }
         self.latest = metrics
-        self._log(metrics, step)
-        self._history.add(step, stage.name, metrics)
+        self._log(self._desk, metrics, step, stage.name)
         self._progress.advance(_highlights(metrics))
 
     def finish(self) -> None:
-        """Close the progress bar and the trackers."""
+        """Close the progress bar and the ledger."""
         self._progress.close()
-        for tracker in self._trackers:
-            tracker.finish()
+        if self._desk is not None:
+            self._desk.ledger.finish()
 
     def _push_rate(self, metrics: Mapping[str, float]) -> float | None:
         return self._rate.push(metrics.get("perf/total_num_tokens", 0), metrics["timing_s/step_wall"])
 
-    def _log(self, metrics: dict[str, float], step: int) -> None:
-        for tracker in self._trackers:
-            tracker.log(metrics, step)
+    def _log(self, desk: Desk, metrics: dict[str, float], step: int, stage: str) -> None:
+        if not desk.splits_phases:
+            metrics = {name: value for name, value in metrics.items() if not _PARTS_OF_A_PHASE.fullmatch(name)}
+        desk.ledger.log(metrics, step)
+        desk.console.log(metrics, step)
+        desk.history.add(step, stage, metrics)
 
 
 def _highlights(metrics: dict[str, float]) -> dict[str, float]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from megarl.checkpoint.directory import steps_present
 from megarl.checkpoint.store import Checkpoint, open_checkpoint
+from megarl.config.layout import critic_shape, model_shape
 from megarl.config.schema import RunConfig
+from megarl.core.device_table import DeviceRow, table_tree
 from megarl.core.errors import StorageError
+from megarl.metrics.flops import Arithmetic
+from megarl.metrics.throughput import Derivation, Hardware, Workload
 from megarl.run.changes import require_same_run
 from megarl.run.directory import RunDirectory, claim
 from megarl.run.progress import Progress, last_step_of
-from megarl.run.recorder import Recorder
+from megarl.run.recorder import Desk, Recorder
 from megarl.run.summary import History, format_summary
 from megarl.trackers.ledger import Ledger, read_ledger, rewind
 from megarl.trackers.to_stdout import ToStdout
@@ -54,9 +60,12 @@ def require_none_damaged(directory: Path) -> None:
         )
 
 
-def open_record(directory: Path, checkpoint: Checkpoint | None, warmup_steps: int) -> tuple[Recorder, History]:
+def open_record(
+    config: RunConfig, directory: Path, checkpoint: Checkpoint | None, devices: Sequence[DeviceRow]
+) -> tuple[Recorder, History]:
     """The driver's recorder. The ledger keeps the steps that the checkpoint holds: later ones will be made again."""
     path = directory / "metrics.jsonl"
+    (directory / "devices.json").write_text(json.dumps(table_tree(devices), indent=1), encoding="utf-8")
     records = rewind(path, checkpoint.step if checkpoint is not None else -1)
     if checkpoint is not None:
         num_bytes = path.stat().st_size if path.is_file() else 0
@@ -65,16 +74,27 @@ def open_record(directory: Path, checkpoint: Checkpoint | None, warmup_steps: in
                 "metrics.jsonl was changed since step %d: its lines of the steps before may be wrong or missing.",
                 checkpoint.step,
             )
-    history = History(records, warmup_steps)
-    recorder = Recorder(ToStdout(), Ledger(path), history)
+    history = History(records, config.warmup.num_steps if config.warmup else 0)
+    run_id = (directory / "run_id").read_text(encoding="ascii")
+    meta = {"num_devices": len(devices), "view": config.metrics.view}
+    desk = Desk(
+        ToStdout(),
+        Ledger(path, run_id, meta),
+        history,
+        _derivation(config, devices),
+        splits_phases=config.metrics.phase_time == "full",
+    )
+    recorder = Recorder(desk)
     recorder.resume(records)
     return recorder, history
 
 
-def no_record() -> tuple[Recorder, History]:
-    """For ranks other than the driver."""
-    history = History()
-    return Recorder(None, None, history), history
+def _derivation(config: RunConfig, devices: Sequence[DeviceRow]) -> Derivation:
+    peaks = [row.peak_tflops for row in devices if row.peak_tflops is not None]
+    hardware = Hardware(len(devices), 1e12 * sum(peaks) if len(peaks) == len(devices) else None)
+    actor = Arithmetic.of(model_shape(config))
+    critic = Arithmetic.of(critic_shape(config)) if config.uses_critic else None
+    return Derivation(hardware, Workload(actor, critic, getattr(config.algorithm, "num_epochs", 1)))
 
 
 def _newest_readable(directory: Path) -> Checkpoint | None:

@@ -8,16 +8,18 @@ from megarl import __version__
 from megarl.checkpoint.commit import made_with
 from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import RunConfig
+from megarl.core.device_table import meet_devices
 from megarl.core.world import World
 from megarl.run.build import Builder
 from megarl.run.directory import num_restarts
 from megarl.run.inputs import open_inputs
 from megarl.run.loop import train
 from megarl.run.progress import last_step_of
-from megarl.run.resume import no_record, open_record, require_none_damaged
+from megarl.run.recorder import Recorder
+from megarl.run.resume import open_record, require_none_damaged
 from megarl.run.state import same_layout
 from megarl.run.stop import StopRequest
-from megarl.run.summary import format_summary
+from megarl.run.summary import History, format_summary
 
 
 def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequest, *, inputs_checked: bool) -> None:
@@ -27,8 +29,10 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
     checkpoint = store.open_newest()
     if checkpoint is None:
         require_none_damaged(directory)
-    warmup_steps = config.warmup.num_steps if config.warmup else 0
-    recorder, history = open_record(directory, checkpoint, warmup_steps) if world.is_driver else no_record()
+    world, devices = meet_devices(world, config.hardware.peak_tflops)
+    recorder, history = Recorder(None), History()
+    if world.is_driver:
+        recorder, history = open_record(config, directory, checkpoint, devices)
     recorder.announce(
         f"megarl {__version__}: {config.run.name} on {world.size} ranks (tp {world.tp.size}, pp {world.pp.size}, "
         f"dp {world.dp.size}), {world.device.type}, run directory {directory}"
@@ -44,7 +48,7 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
     finally:
         recorder.finish()
         inputs.close()
-    recorder.announce(format_summary(history, directory, warmup_steps))
+    recorder.announce(format_summary(history, directory, config.warmup.num_steps if config.warmup else 0))
 
 
 def _where_it_resumes(config: RunConfig, checkpoint: Checkpoint, directory: Path) -> str:

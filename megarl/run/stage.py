@@ -16,14 +16,12 @@ from megarl.metrics.meter import Meter
 class Rollouts(Protocol):
     """A source of groups: the policy's samples, demonstrations, or a recording."""
 
-    phase: str
-
     @property
     def epoch(self) -> int:
         """Complete passes over the data."""
 
     def collect(self, step: int, meter: Meter) -> Sequence[Group]:
-        """The step's groups on the driver, [] elsewhere. Collective."""
+        """The step's groups on the driver, [] elsewhere; enters the phases that it needs. Collective."""
 
 
 class LearningModel(Protocol):
@@ -59,6 +57,8 @@ class Stage:
     resume: Callable[[], None]
     # before samples are drawn: engines get the weights of the given version if they lack them
     refresh_engines: Callable[[int, Meter], None]
+    # the phases that its next step may begin with: what they need stays on the device between two steps
+    first_phases: tuple[str, ...]
 
     def enter(self, num_done: int) -> range:
         """Get ready for the steps that are left after ``num_done`` steps of the run: at least one."""

@@ -56,6 +56,7 @@ class RunState:
             cursors={stage: cursor.state() for stage, cursor in parts.cursors.items()},
             models={role: model.state() for role, model in parts.models.items()},
             num_samples=parts.recorder.num_samples,
+            num_tokens=parts.recorder.num_tokens,
             ledger_bytes=parts.recorder.sync(),
             best=best,
             dtype=str(parts.dtype).removeprefix("torch."),
@@ -81,6 +82,7 @@ class RunState:
         for stage, cursor in parts.cursors.items():
             cursor.restore(progress.cursors[stage])
         parts.recorder.num_samples = progress.num_samples
+        parts.recorder.num_tokens = progress.num_tokens
         if parts.sync is not None and progress.served_version == progress.step:
             # So that the next step does not push, and count, what was pushed before the stop.
             parts.sync.refresh(progress.step, Meter())

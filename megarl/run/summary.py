@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from megarl.trackers.ledger import StepRecord
+
+_TOTAL_OF_PHASE = re.compile(r"time/([^/]+/[^/]+)/total")
 
 
 class History:
@@ -32,8 +35,8 @@ class History:
             if name.startswith("eval/") and "/score/mean@" in name:
                 self.scores[name.removeprefix("eval/").split("/score/")[0]].append((step, value))
             # Step 0 is before the clock of the steps starts.
-            if step > 0 and name.startswith("time/") and name.endswith("/total"):
-                self.phase_seconds[name.removeprefix("time/").removesuffix("/total")] += value
+            if step > 0 and (phase := _TOTAL_OF_PHASE.fullmatch(name)):
+                self.phase_seconds[phase[1]] += value
         self.wall_seconds += metrics.get("timing_s/step_wall", 0.0)
         num_tokens = metrics.get("perf/total_num_tokens", 0.0)
         if "timing_s/gen" in metrics:

@@ -7,6 +7,8 @@ from typing import Protocol
 from megarl.metrics.meter import Meter
 from megarl.run.residency import Residency
 
+UPDATE = "actor_train/model_update"
+
 
 class WeightTransport(Protocol):
     """A road from the trainer to the engines."""
@@ -28,7 +30,7 @@ class EngineSync:
         """Make the engines serve ``version``; nothing to do if they already do. Collective."""
         if version == self.served_version:
             return
-        with meter.timed("timing_s/update_weights"), self._residency.phase("actor_train/model_update", meter):
+        with meter.timed("timing_s/update_weights"), self._residency.phase(UPDATE, meter):
             meter.merge(self._transport.push(version))
         self.served_version = version
 

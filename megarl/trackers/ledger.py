@@ -1,7 +1,9 @@
 """The ledger of a run, ``metrics.jsonl``: one JSON object per step, kept for good.
 
-``{"step": 3, "time": 1700000000.5, "metrics": {"actor/lr": 1e-06, ...}}`` with canonical names in alphabetical order
-and floats that read back bit for bit. JSON has no NaN: non-finite values are "NaN", "Infinity", "-Infinity".
+``{"step": 3, "time": 1700000000.5, "run_id": "3fa9c1d2", "metrics": {"actor/lr": 1e-06, ...}, "alerts": [...],
+"meta": {...}}`` with canonical names in alphabetical order and floats that read back bit for bit. JSON has no NaN:
+non-finite values are "NaN", "Infinity", "-Infinity". ``alerts`` are those that the step raised, ``meta`` is the same in
+every line of a start.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megarl.core.errors import DataError, MissingInputError, StorageError
-from megarl.trackers.views import spell
+from megarl.trackers.views import Spelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,18 @@ class StepRecord:
     step: int
     time: float
     metrics: dict[str, float]
+    # {"rule", "severity", "message"} of every alert that the step raised
+    alerts: tuple[dict[str, Any], ...] = ()
 
 
 class Ledger:
     """Appends to a ledger. A line is whole or absent: a torn one (crash, full disk) is cut off, never built upon."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run_id: str = "", meta: Mapping[str, Any] | None = None) -> None:
         self._path = path
+        self._run_id = run_id
+        self._meta = dict(meta or {})
+        self._spelling = Spelling(["native"])
         try:
             # Unbuffered, so that a line is with the operating system (and an error here) when `log` returns.
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # closed by finish
@@ -40,10 +48,17 @@ class Ledger:
         except OSError as error:
             raise self._refused(error) from error
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: Mapping[str, float], step: int, alerts: Sequence[Mapping[str, Any]] = ()) -> None:
         """Append one step."""
-        metrics = {name: _to_json(value) for name, value in sorted(spell(values, "native").items())}
-        record = {"step": step, "time": time.time(), "metrics": metrics}
+        metrics = {name: _to_json(value) for name, value in sorted(self._spelling.spell(values).items())}
+        record = {
+            "step": step,
+            "time": time.time(),
+            "run_id": self._run_id,
+            "metrics": metrics,
+            "alerts": [dict(alert) for alert in alerts],
+            "meta": self._meta,
+        }
         line = memoryview(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
         end = os.fstat(self._file.fileno()).st_size
         try:
@@ -91,7 +106,7 @@ def read_ledger(path: Path) -> list[StepRecord]:
         try:
             tree = json.loads(line)
             metrics = {name: _from_json(value) for name, value in tree["metrics"].items()}
-            records.append(StepRecord(int(tree["step"]), float(tree["time"]), metrics))
+            records.append(StepRecord(int(tree["step"]), float(tree["time"]), metrics, tuple(tree.get("alerts", ()))))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 "MRL-2901",

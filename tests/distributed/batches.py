@@ -19,7 +19,10 @@ def microbatch(sequences: list[torch.Tensor], prompt_length: int = 1) -> MicroBa
         loss_mask=(positions >= prompt_length).float(),
         rollout_logprobs=torch.zeros(total),
         sample_index=torch.arange(len(sequences)),
+        scores=torch.zeros(len(sequences)),
         rewards=torch.zeros(len(sequences)),
         credit=torch.zeros(len(sequences)),
         loss_weight=(positions >= prompt_length).float() / total,
+        sample_weight=torch.ones(len(sequences)),
+        sft_weight=torch.zeros(len(sequences)),
     )

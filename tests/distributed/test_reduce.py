@@ -33,7 +33,7 @@ def first_step(rank: int, size: int) -> Meter:
     meter.sum("perf/total_num_tokens", len(tokens))
     mean = sum(tokens) / len(tokens)
     meter.moments("critic/returns/var", len(tokens), mean, sum((x - mean) ** 2 for x in tokens))
-    meter.span("time/actor_train/train_step", 1.0, 2.0 + rank, 0.5)
+    meter.span("time/actor_train/train_step", 1.0, 2.0 + rank, 0.5, 3.5 + rank)
     meter.gauge("memory/actor_train/train_step/end/onload/allocated", 7.0 + rank)
     meter.driver_sum("timing_s/gen", 4.0 + 100 * rank)
     if rank == 0:

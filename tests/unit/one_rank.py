@@ -49,9 +49,12 @@ def micro_of(masks: Sequence[Sequence[float]], **columns: torch.Tensor) -> Micro
         loss_mask=loss_mask,
         rollout_logprobs=torch.zeros_like(loss_mask),
         sample_index=torch.arange(len(masks)),
+        scores=torch.zeros(len(masks)),
         rewards=torch.zeros(len(masks)),
         credit=torch.zeros(len(masks)),
         loss_weight=loss_mask / loss_mask.sum().clamp(min=1),
+        sample_weight=torch.ones(len(masks)),
+        sft_weight=torch.zeros(len(masks)),
     )
     for name, column in columns.items():
         setattr(micro, name, column)

@@ -187,7 +187,10 @@ def test_an_all_masked_batch_has_zero_loss_and_no_fractions(world: World) -> Non
     assert logprobs.grad is not None
     assert not logprobs.grad.any()
     numbers = reported(meter, world)
-    assert numbers.keys() == {"actor/pg_loss", "actor/total_loss"}
+    assert numbers.pop("actor/total_samples") == 2
+    assert numbers.keys() == {
+        "actor/pg_loss", "actor/weighted_pg_loss", "actor/total_loss", "actor/valid_samples",
+    }  # fmt: skip
     assert all(value == 0 for value in numbers.values())
 
 

@@ -185,14 +185,19 @@ def base_for(setting: Setting) -> tuple[str, list[str]]:
     extra = []
     if setting.path[0] == "warmup":
         extra.append("warmup.num_steps=5")
-    if setting.path[:2] == ("eval", "sets"):
-        extra.append("eval.sets.NAME={data: builtin:sort}")
+    for sets in ("sets", "bench_sets"):
+        if setting.path[:2] == ("eval", sets):
+            extra.append(f"eval.{sets}.NAME={{data: builtin:sort}}")
     return text, extra
 
 
 def wrong_values(setting: Setting) -> list[str]:
     rule = setting.rule
-    wrong = ["[0]", "[]", "[x]", "[1.5]", "[true]"] if "list" in rule else ["[1]"]
+    wrong = ["[0]", "[1.5]", "[true]"] if "list" in rule else ["[1]"]
+    if "list" in rule and "list of texts" not in rule:
+        wrong.append("[x]")
+    if "list" in rule and "empty" not in rule:
+        wrong.append("[]")
     if "mapping" not in rule:
         wrong.append("{a: 1}")
     if "number" in rule:
@@ -205,7 +210,7 @@ def wrong_values(setting: Setting) -> list[str]:
         wrong += ["3", "1.5", "true"]
     if setting.choices:
         wrong += ["nonsense", "''"]
-    if "null" not in rule:
+    if "null" not in rule and "may be empty" not in rule:
         wrong.append("null")
     return wrong
 

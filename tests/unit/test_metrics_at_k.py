@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megarl.metrics.at_k import at_k, best_of, spread, worst_of
-from megarl.metrics.throughput import TokenRate, derive
+from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of, spread
+from megarl.metrics.throughput import Derivation, Hardware, TokenRate
 
 # The worked example of the Trinity-RFT monitor reference: three tasks, two runs each.
 TASKS = [[0.8, 0.9], [0.6, 0.9], [0.95, 0.85]]
@@ -52,7 +52,15 @@ def test_best_and_worst_equal_the_mean_over_all_subsets(values, data):
     subsets = list(combinations(values, k))
     # At most 35 subsets of numbers up to 10: float64 rounding stays far below 1e-9.
     assert best_of(values, k) == pytest.approx(sum(map(max, subsets)) / len(subsets), abs=1e-9)
-    assert worst_of(values, k) == pytest.approx(sum(map(min, subsets)) / len(subsets), abs=1e-9)
+    if k == len(values) > 1:
+        assert at_k([values])[f"worst@{k}"] == min(values)
+
+
+def test_other_programs_draw_with_replacement():
+    """The mean of the maximum of two draws from {0.8, 0.9} is 0.875, not 0.9; the same number each time."""
+    assert bootstrap_best_of([0.8, 0.9], 2) == pytest.approx(0.875, abs=0.004)  # 1000 draws: deviation 0.0014
+    assert at_k([[0.8, 0.9]], best=bootstrap_best_of) == at_k([[0.8, 0.9]], best=bootstrap_best_of)
+    assert at_k([[0.8, 0.9]], best=bootstrap_best_of)["worst@2"] == pytest.approx(0.825, abs=0.004)
 
 
 def test_impossible_requests_are_refused():
@@ -74,7 +82,7 @@ def test_speeds_of_the_explained_step():
         "timing_s/gen": 54.3,
         "timing_s/reward": 1.0,
     }
-    derived = derive(step, num_devices=8)
+    derived = Derivation(Hardware(8)).derive(step)
     assert derived["perf/throughput"] == pytest.approx(1220.06, abs=0.005)
     assert derived["timing_per_token_ms/update_actor"] == pytest.approx(0.05244, abs=5e-6)
     assert derived["timing_per_token_ms/gen"] == pytest.approx(0.1014, abs=FOUR_DIGITS)
@@ -85,11 +93,11 @@ def test_speeds_of_the_explained_step():
 
 
 def test_a_step_without_tokens_or_time_has_no_speeds():
-    assert derive({"timing_s/gen": 1.0, "timing_s/step": 0.0}, 1) == {"perf/time_per_step": 0.0}
+    assert Derivation().derive({"timing_s/gen": 1.0, "timing_s/step": 0.0}) == {"perf/time_per_step": 0.0}
 
 
 def test_explained_variance():
-    assert derive({"critic/returns/var": 4.0, "critic/value_errors/var": 1.0}, 1) == {
+    assert Derivation().derive({"critic/returns/var": 4.0, "critic/value_errors/var": 1.0}) == {
         "critic/vf_explained_var": pytest.approx(0.75, abs=1e-5)  # the constant in the denominator
     }
 

@@ -13,6 +13,8 @@ from megarl.metrics.values import KINDS
 
 ROOT = Path(__file__).parents[2]
 DIALECTS = ("roll", "verl", "trinity")
+# a second spelling of veRL's, and one that only the view `all` has
+OTHERS = ("verl-core", "base")
 
 
 def test_every_metric_has_one_name_a_known_reduction_and_a_sentence():
@@ -21,7 +23,7 @@ def test_every_metric_has_one_name_a_known_reduction_and_a_sentence():
     for metric in METRICS:
         assert metric.reduction in {*KINDS, "derived"}, metric.name
         assert metric.doc.endswith("."), metric.name
-        assert set(metric.aliases) <= set(DIALECTS), metric.name
+        assert set(metric.aliases) <= {*DIALECTS, *OTHERS}, metric.name
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -47,7 +49,14 @@ def test_families_expand_in_parallel():
 def test_templates_fill_names_and_aliases():
     found = find("eval/openai/gsm8k/score/mean@4")
     assert found is not None
-    assert found.aliases == {"verl": "val/test_score/openai/gsm8k"}
+    assert found.aliases == {
+        "verl": "val/test_score/openai/gsm8k",
+        "verl-core": "val-core/openai/gsm8k/reward/mean@4",
+        "base": "eval/openai/gsm8k/score",
+    }
+    detailed = check("eval/dummy/accuracy/std@2/max")
+    assert (detailed.name, detailed.aliases) == ("eval/dummy/accuracy/std@2/max", {})
+    assert check("memory/actor_train/train_step/end/onload/max_reserved_frac/15").reduction == "gauge"
     assert check("time/actor_train/train_step/skew").reduction == "span"
     assert check("memory/cpu/critic/compute_values/end/rss").unit == "GiB"
     assert find("eval/gsm8k/score/mean@k") is None
@@ -65,7 +74,7 @@ def test_unknown_names_are_refused_with_a_hint_and_logged_under_user():
 def test_a_meter_that_uses_another_kind_than_documented_is_refused():
     meter = Meter()
     meter.loss("actor/pg_loss", 1.0)
-    meter.span("time/actor_train/train_step", 0.0, 1.0, 0.0)
+    meter.span("time/actor_train/train_step", 0.0, 1.0, 0.0, 1.0)
     meter.last("perf/throughput", 3.0)
     check_meter(meter)
     meter.sum("actor/entropy", 1.0)

@@ -146,15 +146,15 @@ def test_nan_and_infinity_are_reported():
 
 def test_spans_report_the_slowest_rank_and_the_skew():
     ranks = [Meter(), Meter(), Meter()]
-    ranks[0].span("time/actor_train/train_step", 5.0, 1.0, 0.0)
-    ranks[1].span("time/actor_train/train_step", 1.0, 3.0, 0.5)
-    ranks[1].span("time/actor_train/train_step", 1.0, 3.0, 0.5)  # entered twice: adds up to 9
+    ranks[0].span("time/actor_train/train_step", 5.0, 1.0, 0.0, 6.0)
+    ranks[1].span("time/actor_train/train_step", 1.0, 3.0, 0.5, 4.5)
+    ranks[1].span("time/actor_train/train_step", 1.0, 3.0, 0.5, 4.75)  # entered twice: adds up to 9.25
     assert step_value(*ranks) == {  # the third rank never entered the phase: it is not the fastest
-        "time/actor_train/train_step/total": 9.0,
+        "time/actor_train/train_step/total": 9.25,
         "time/actor_train/train_step/execute": 6.0,
         "time/actor_train/train_step/onload": 2.0,
         "time/actor_train/train_step/offload": 1.0,
-        "time/actor_train/train_step/skew": 3.0,
+        "time/actor_train/train_step/skew": 3.25,
     }
 
 

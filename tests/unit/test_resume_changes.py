@@ -73,6 +73,7 @@ def progress(config: RunConfig, step: int = 7) -> Progress:
         cursors={},
         models={},
         num_samples=3.0,
+        num_tokens=3.0,
         ledger_bytes=11,
         best=Best(4, 0.5),
         dtype="float32",

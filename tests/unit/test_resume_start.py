@@ -137,22 +137,24 @@ def test_the_record_goes_on_behind_the_checkpoint(
     checkpoint = CheckpointStore(path / "checkpoints", world, keep=5).open_newest()
     with (path / "metrics.jsonl").open("a") as ledger:
         ledger.write(line(8) + '{"step":9,')
-    recorder, history = open_record(path, checkpoint, warmup_steps=3)
+    recorder, history = open_record(config, path, checkpoint, devices=[])
     recorder.finish()
     assert [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()] == list(range(8))
     assert history.wall_seconds == 8 * 1.5
     assert history.scores["a"][-1] == (7, 7.0)
     assert caplog.records == []
     (path / "metrics.jsonl").write_text(line(0))
-    open_record(path, checkpoint, warmup_steps=3)[0].finish()
+    open_record(config, path, checkpoint, devices=[])[0].finish()
     assert "was changed since step 7" in caplog.text
 
 
 def test_a_run_without_a_checkpoint_starts_with_an_empty_record(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(line(0) + line(1))
-    recorder, history = open_record(tmp_path, None, warmup_steps=3)
+    config = load(tmp_path)
+    path = begin(config)
+    (path / "metrics.jsonl").write_text(line(0) + line(1))
+    recorder, history = open_record(config, path, None, devices=[])
     recorder.finish()
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+    assert (path / "metrics.jsonl").read_bytes() == b""
     assert history.wall_seconds == 0
 
 
