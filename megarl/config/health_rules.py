@@ -106,10 +106,11 @@ _RULES: tuple[HealthRule, ...] = (
     # -- is it as fast as it was?
     HealthRule(
         "H11", "timing_s/step timing_s/*", "the median of the last 10 steps is above {warn} times that of steps 5 to "
-        "15, or the robust slope over 50 steps is above {slope} of the median per step", "warn",
+        "15, or the robust slope over 50 steps is above {slope} of their median per step; less than {floor} seconds "
+        "more than early do not count", "warn",
         "steps are getting slower",
         "If response_length/mean grew, lower rollout.max_new_tokens; else look for other programs on the machines.",
-        {"warn": 1.3, "slope": 0.005}, warmup=25, patience=5, cooldown=100,
+        {"warn": 1.3, "slope": 0.005, "floor": 0.1}, warmup=25, patience=10, cooldown=100,
     ),
     HealthRule(
         "H12", "timing_s/* timing_s/step", "one phase takes more than {info} of the step, in steps that generate",

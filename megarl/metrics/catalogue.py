@@ -3,7 +3,7 @@
 To add a metric, add an entry and run ``python tools/metrics_reference.py``, which rewrites docs/metrics.md.
 
 * ``{mean,max,min}`` in several fields expands in parallel: first with first, second with second.
-* ``{task}``, ``{infix}``, ``{k}`` are filled in by the run. An infix is ``cluster/phase``: ``actor_train/train_step``.
+* ``{task}``, ``{infix}``, ``{k}``, ``{rule}`` are filled in by the run. An infix is ``cluster/phase``: ``actor_train/train_step``.
 * The reduction is a kind of `metrics.values`, or ``derived``: computed once by the driver from other values.
 * Aliases are spellings of the same value in the dialect of ROLL, veRL or Trinity-RFT; see `trackers.views`.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-COUNT_UNITS = {"steps", "epochs", "updates", "samples", "tokens", "bytes", "version"}
+COUNT_UNITS = {"steps", "epochs", "updates", "samples", "tokens", "bytes", "version", "level"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +190,7 @@ CATALOGUE: tuple[Metric, ...] = (
            "{Resident,Virtual} memory of a rank's process when it enters the phase; the largest."),
     Metric("memory/cpu/{infix}/end/{rss,vms}", "max", "GiB",
            "{Resident,Virtual} memory of a rank's process when it leaves the phase; the largest."),
+    # -- health rules
+    Metric("alerts/{rule}", "derived", "level",
+           "What a health rule makes of the step: 0 fine, 1 info, 2 warn, 3 critical; cooling down does not hide it."),
 )  # fmt: skip

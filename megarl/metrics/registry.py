@@ -14,7 +14,14 @@ from megarl.metrics.values import KINDS
 USER_PREFIX = "user/"
 
 # What a run may fill in. Task names may contain slashes (openai/gsm8k).
-_PLACEHOLDERS = {"task": r".+", "infix": r"[^/]+/[^/]+", "k": r"[0-9]+", "score": r"[^/]+", "device": r"[0-9]+"}
+_PLACEHOLDERS = {
+    "task": r".+",
+    "infix": r"[^/]+/[^/]+",
+    "k": r"[0-9]+",
+    "score": r"[^/]+",
+    "device": r"[0-9]+",
+    "rule": r"H[0-9]{2}",
+}
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 

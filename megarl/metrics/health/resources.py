@@ -63,6 +63,8 @@ class H11StepsGetSlower(Rule):
             if (of_part := seen.get(name)) is not None:
                 self._parts.setdefault(name, _Pace()).push(of_part)
         early, late = self._step.medians
+        if late - early < self.limits["floor"]:
+            return FINE
         if late > self.limits["warn"] * early:
             times = f"above {number(self.limits['warn'])} times the early {number(early)}"
             return Finding(Severity.WARN, f"{STEP} is {number(late)}, {times}{self._culprit()}")

@@ -13,7 +13,10 @@ from megarl.metrics.health.seen import Seen
 
 
 class Finding(NamedTuple):
-    """What a rule makes of a step: a level from 0 to 3, and the numbers. ``remark`` replaces meaning and advice."""
+    """What a rule makes of a step: a level from 0 to 3, and the numbers. ``remark`` replaces meaning and advice.
+
+    Findings of one rule compare by level first, so that `max` is the worst.
+    """
 
     level: int
     text: str = ""
@@ -69,6 +72,12 @@ class Watch:
         self._spoken: tuple[int, int] | None = None  # step and level of the last alert
         self._start()
 
+    def _start(self) -> None:
+        self._rule = self._kind(self._limits)
+        self._num_warming = 0
+        self._num_hits = 0  # steps in a row that met the condition
+        self._recent: deque[int] = deque(maxlen=self._patience)
+
     def enter_stage(self) -> None:
         """The run does other work from now on."""
         if self._kind.per_stage:
@@ -82,16 +91,10 @@ class Watch:
         if self._num_warming < self._warmup:
             self._num_warming += 1
             return 0, None
-        self._recent.append(finding.level)
+        self._recent.append(int(finding.level))
         self._num_hits = self._num_hits + 1 if finding.level else 0
         level = min(self._recent) if self._num_hits >= self._patience else 0
         return level, self._speak(step, level, finding) if level else None
-
-    def _start(self) -> None:
-        self._rule = self._kind(self._limits)
-        self._num_warming = 0
-        self._num_hits = 0  # steps in a row that met the condition
-        self._recent: deque[int] = deque(maxlen=self._patience)
 
     def _speak(self, step: int, level: int, finding: Finding) -> Alert | None:
         if self._spoken is not None:
