@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from megarl.config.alerts import AlertSettings
 from megarl.config.health_rules import HEALTH_RULES, HealthRule
+from megarl.metrics.health.alert import format_alert
+from megarl.metrics.health.health import Health
 
 TARGET = Path(__file__).parent.parent / "docs" / "health.md"
 
@@ -13,19 +16,19 @@ INTRO = """\
 
 <!-- Written by tools/health_reference.py. Change megarl/config/health_rules.py or the tool, then run it. -->
 
-After every step megarl compares the step's metrics with the rules below. A rule that finds something says what is wrong, with
-numbers, and what to do about it, in one line on the console:
+After every step megarl compares the step's metrics with the rules below. A rule that finds something says what is
+wrong, with numbers, and what to do about it, in one line on the console:
 
 ```
-ALERT H05 warn step 12: actor/ppo_kl is 0.031, above 0.02 (2 times in a row): the policy moves far from the rollout policy in one step. Lower actor.optimizer.lr, algorithm.num_epochs or algorithm.num_minibatches.
+{example}
 ```
 
-The level of every rule (0 fine, 1 info, 2 warn, 3 critical) is in the step's metrics as `alerts/H05`; a rule whose metrics the
-step lacks is left out. Rules read [canonical names](metrics.md).
+The level of every rule (0 fine, 1 info, 2 warn, 3 critical) is in the step's metrics as `alerts/H05`; a rule whose
+metrics the step lacks is left out. Rules read [canonical names](metrics.md).
 
-- **Warm-up:** that many steps with the rule's metrics pass before it may speak. They are counted anew when a run goes from
-  demonstrations to rewards, or from the critic alone to both models; so are "first" and "early" steps. Evaluation and host memory
-  go on.
+- **Warm-up:** that many steps with the rule's metrics pass before it may speak. They are counted anew when a run goes
+  from demonstrations to rewards, or from the critic alone to both models; so are "first" and "early" steps. Only the
+  evaluation (H21) and host memory (H25) go on.
 - **Patience:** that many steps in a row must meet the condition. The level is the severity that all of them reached.
 - **Cool-down:** that many steps pass between two alerts of a rule. One that is worse than the last speaks at once.
 - A run that is resumed goes on with what the rules knew.
@@ -43,7 +46,8 @@ alerts:
 
 Nothing stops a run unless `alerts.fatal` names it. A rule in it has no cool-down.
 
-Many ranges come from a few published runs, or from one. They are a place to start; change them to what is usual for your model.
+Many ranges come from a few published runs, or from one. They are a place to start; change them to what is usual for
+your model.
 
 """
 
@@ -53,7 +57,15 @@ def reference() -> str:
     head = ("rule", "metrics", "speaks when", "severity", "thresholds", "warm-up, patience, cool-down", "what to do")
     rows = [head, ("---",) * len(head), *(_row(rule) for rule in HEALTH_RULES.values())]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"{INTRO}## Rules\n\n{len(HEALTH_RULES)} rules, with their defaults.\n\n{table}"
+    intro = INTRO.replace("{example}", _example())
+    return f"{intro}## Rules\n\n{len(HEALTH_RULES)} rules, with their defaults.\n\n{table}"
+
+
+def _example() -> str:
+    """What is really said when a metric is too high for two steps."""
+    health = Health(AlertSettings())
+    alerts = [alert for step in (11, 12) for alert in health.check(step, {"actor/ppo_kl": 0.031})]
+    return "\n".join(format_alert(alert, 12) for alert in alerts)
 
 
 def _row(rule: HealthRule) -> tuple[str, ...]:

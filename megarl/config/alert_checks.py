@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,8 +97,9 @@ def _fatal(config: RunConfig) -> Iterator[Problem]:
 
 
 def _unknown_rule(code: str, text: str, rule_id: str, path: KeyPath) -> Problem:
-    close = catalogue.closest(rule_id, HEALTH_RULES)
-    meant = f". Did you mean {close}?" if close else "."
+    written = re.fullmatch(r"[Hh]?[-_ ]?0*([1-9][0-9]?)", rule_id, re.ASCII)  # H5, h05, 5
+    close = f"H{int(written[1]):02d}" if written else ""
+    meant = f". Did you mean {close}?" if close in HEALTH_RULES else "."
     return Problem(code, text + meant, (path,), (f"Rules: {', '.join(HEALTH_RULES)}.",))
 
 

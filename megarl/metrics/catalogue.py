@@ -3,7 +3,8 @@
 To add a metric, add an entry and run ``python tools/metrics_reference.py``, which rewrites docs/metrics.md.
 
 * ``{mean,max,min}`` in several fields expands in parallel: first with first, second with second.
-* ``{task}``, ``{infix}``, ``{k}``, ``{rule}`` are filled in by the run. An infix is ``cluster/phase``: ``actor_train/train_step``.
+* ``{task}``, ``{infix}``, ``{k}``, ``{rule}`` are filled in by the run. An infix is ``cluster/phase``, for example
+  ``actor_train/train_step``.
 * The reduction is a kind of `metrics.values`, or ``derived``: computed once by the driver from other values.
 * Aliases are spellings of the same value in the dialect of ROLL, veRL or Trinity-RFT; see `trackers.views`.
 

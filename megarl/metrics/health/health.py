@@ -70,11 +70,12 @@ class Health:
 
     def _names_in(self, metrics: Mapping[str, float]) -> Names:
         key = tuple(metrics)
-        if key not in self._names:
+        names = self._names.get(key)
+        if names is None:
             if len(self._names) >= _MAX_NAME_SETS:
                 self._names.clear()
-            self._names[key] = find_names(key)
-        return self._names[key]
+            names = self._names[key] = find_names(key)
+        return names
 
 
 def _stage_of(metrics: Mapping[str, float]) -> int:

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from megarl.metrics.health.alert import Severity
 from megarl.metrics.health.rule import FINE, Finding, Rule, above, number
-from megarl.metrics.health.seen import Seen
-from megarl.metrics.health.windows import Early, robust_slope, slope
+from megarl.metrics.health.seen import OfDevice, Seen
+from megarl.metrics.health.windows import Early, halves_differ_by, robust_slope, slope
 
 STEP = "timing_s/step"
 _SLOPE_STEPS = 50
@@ -68,11 +68,18 @@ class H11StepsGetSlower(Rule):
         if late > self.limits["warn"] * early:
             times = f"above {number(self.limits['warn'])} times the early {number(early)}"
             return Finding(Severity.WARN, f"{STEP} is {number(late)}, {times}{self._culprit()}")
-        if len(self._window) == _SLOPE_STEPS:
-            per_step = robust_slope(self._window) / median(self._window)
-            if per_step > self.limits["slope"]:
-                return Finding(Severity.WARN, f"{STEP} grows by {per_step:.2%} per step{self._culprit()}")
+        per_step = self._growth_per_step()
+        if per_step > self.limits["slope"]:
+            return Finding(Severity.WARN, f"{STEP} grows by {per_step:.2%} per step{self._culprit()}")
         return FINE
+
+    def _growth_per_step(self) -> float:
+        """As a share of the median. The pairs of the robust slope are only gone through where it may be too steep."""
+        if len(self._window) < _SLOPE_STEPS:
+            return 0.0
+        usual = median(self._window)
+        least = self.limits["slope"] * usual * _SLOPE_STEPS / 2
+        return robust_slope(self._window) / usual if halves_differ_by(self._window) > least / 2 else 0.0
 
     def _culprit(self) -> str:
         name = max(self._parts, key=lambda name: self._parts[name].growth, default="")
@@ -101,14 +108,14 @@ class H13MemoryIsFull(Rule):
 
     def judge(self, seen: Seen) -> Finding | None:
         retries = seen.get("perf/allocator_retries")
-        fullest = max(seen.names.reserved, key=lambda one: seen.get(one.name) or 0.0, default=None)
-        if fullest is None and retries is None:
+        if not seen.names.reserved and retries is None:
             return None
-        if fullest is not None:
-            found = above(fullest.name, seen.get(fullest.name) or 0.0, self.limits)
-            if found.level:
-                where = f" on device {fullest.device} in {fullest.infix}"
-                return found._replace(text=found.text + where)
+        least = min(self.limits.values())
+        full = [one for one in seen.names.reserved if seen.raw[one.name] > least]
+        if full:
+            worst = max(full, key=lambda one: seen.raw[one.name])
+            found = above(worst.name, seen.raw[worst.name], self.limits)
+            return found._replace(text=f"{found.text} on device {worst.device} in {worst.infix}")
         if retries:
             return Finding(Severity.WARN, f"perf/allocator_retries is {number(retries)}")
         return FINE
@@ -200,8 +207,9 @@ class H25HostMemoryGrows(Rule):
     def _growth(self, name: str, resident: float) -> float:
         window = self._resident.setdefault(name, deque(maxlen=_LEAK_STEPS))
         window.append(resident)
-        # The difference of the ends is a cheap sign that the fit is worth its time.
-        if len(window) < _LEAK_STEPS or window[-1] - window[0] <= 0:
+        # Such a leak adds twice the limit over the window. Where the ends differ by less than half of that, the fit is
+        # not worth its time.
+        if len(window) < _LEAK_STEPS or window[-1] - window[0] < self.limits["warn"]:
             return 0.0
         return 100 * slope(window)
 
@@ -210,17 +218,19 @@ class H26LeftOnDevice(Rule):
     """A phase moved states off the device, and yet more than a little stayed. Made only where allocators are read."""
 
     def judge(self, seen: Seen) -> Finding | None:
-        worst: tuple[float, str] | None = None
-        for infix, device, name in seen.names.left_behind:
-            found = seen.all(name, f"memory/{infix}/end/onload/allocated/{device}")
-            if found is None:
-                continue
-            left, held = found
-            moved = held - left >= self.limits["moved"] * held
-            worst = max(worst or (0.0, ""), (left, name) if moved else (0.0, ""))
-        if worst is None:
+        if not seen.names.left_behind:
             return None
-        left, name = worst
-        if left <= self.limits["warn"]:
+        # Steps have a figure per phase and device, and nearly all of them are small: the others are looked at closely.
+        large = [one for one in seen.names.left_behind if seen.raw[one.name] > self.limits["warn"]]
+        left, name = max((self._left(seen, one) for one in large), default=(0.0, ""))
+        if not left:
             return FINE
         return Finding(Severity.WARN, f"{name} is {number(left)} GiB, above {number(self.limits['warn'])}")
+
+    def _left(self, seen: Seen, one: OfDevice) -> tuple[float, str]:
+        """What stayed and where; nothing if the phase did not mean to take anything off."""
+        found = seen.all(one.name, f"memory/{one.infix}/end/onload/allocated/{one.device}")
+        if found is None:
+            return 0.0, ""
+        left, held = found
+        return (left, one.name) if held - left >= self.limits["moved"] * held else (0.0, "")

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
+from itertools import combinations
 from operator import mul
 from statistics import fmean, median
 
@@ -84,11 +85,14 @@ def rises_significantly(values: Sequence[float]) -> bool:
     return found > 0 and explained * (count - 2) > _CRITICAL_T**2 * unexplained
 
 
-def robust_slope(values: Sequence[float]) -> float:
-    """Theil's incomplete method, per step: the median slope between values half a window apart.
-
-    A few outliers do not move it, and unlike the complete method it does not look at every pair.
-    """
+def halves_differ_by(values: Sequence[float]) -> float:
+    """The median of the second half minus that of the first: a cheap sign of a slope, half a window long."""
     listed = list(values)
     half = len(listed) // 2
-    return median((later - earlier) / half for earlier, later in zip(listed, listed[half:], strict=False))
+    return median(listed[-half:]) - median(listed[:half])
+
+
+def robust_slope(values: Sequence[float]) -> float:
+    """Theil and Sen, per step: the median slope of all pairs, which a few outliers do not move."""
+    pairs = combinations(enumerate(values), 2)
+    return median((later - earlier) / (j - i) for (i, earlier), (j, later) in pairs)
