@@ -30,5 +30,5 @@ class AlertSettings(Section):
     fatal: list[str] = setting(
         [],
         "Rules that stop the run when they warn, such as [H09, H14].",
-        rule="a list of rules that docs/health.md gives as warn or critical",
+        rule="rules that docs/health.md gives as warn or critical, in brackets: [H09, H14]",
     )

@@ -74,8 +74,8 @@ _RULES: tuple[HealthRule, ...] = (
         {"warn": 0.02, "critical": 0.1}, patience=2,
     ),
     HealthRule(
-        "H06", "actor/kl_loss", "above {warn} times its median over steps 5 to 20, or higher than the step before in "
-        "50 steps in a row", "warn", "the policy drifts away from the reference model",
+        "H06", "actor/kl_loss", "above {warn} times its median over steps 5 to 20 (if that is above 0), or higher than "
+        "the step before in 50 steps in a row", "warn", "the policy drifts away from the reference model",
         "Raise algorithm.kl.coef or lower actor.optimizer.lr.",
         {"warn": 10.0}, warmup=20, patience=5,
     ),

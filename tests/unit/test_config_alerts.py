@@ -55,7 +55,7 @@ def with_alerts(text: str) -> str:
             "MRL-1004 run.yaml:22 alerts.fatal: H01 only informs (the score has not improved for 100 steps) and never "
             "stops a run.\n    Rules that can: H02, H03",
         ),
-        ("fatal: H09", 'MRL-1003 run.yaml:22 alerts.fatal="H09" is not allowed. It must be a list of rules'),
+        ("fatal: H09", 'MRL-1003 run.yaml:22 alerts.fatal="H09" is not allowed. It must be rules that docs/health.md'),
         (
             "rules: {H09: {enabled: false}}\n  fatal: [H09]",
             "MRL-1005 run.yaml:23 alerts.fatal names H09, which alerts.rules.H09.enabled=false switches off.",

@@ -74,6 +74,7 @@ CASES = [
     Case("H03", of(ENTROPY, (4.0, 10), (0.02, 50))),  # demonstrations are meant to lower it
     Case("H04", together(of(ENTROPY, (0.5, 10), (1.1, 3)), critic__score__mean=1.0), 13, WARN, (ENTROPY, "1.1", "0.5")),
     Case("H04", together(of(ENTROPY, (0.5, 10), (0.9, 30)), critic__score__mean=1.0)),
+    Case("H04", together(of(ENTROPY, (0.0, 10), (0.01, 30)), critic__score__mean=1.0)),
     Case("H05", of("actor/ppo_kl", (0.031, 2)), 2, WARN, ("actor/ppo_kl", "0.031", "0.02")),
     Case("H05", of("actor/ppo_kl", (-0.031, 2)), 2, WARN, ("actor/ppo_kl", "0.031")),
     Case("H05", of("actor/ppo_kl", (0.2, 2)), 2, CRITICAL, ("0.2", "0.1")),
@@ -82,6 +83,7 @@ CASES = [
     Case("H06", of(KL, (0.01, 20), (0.2, 5)), 25, WARN, (KL, "0.2", "10 times", "0.01")),
     Case("H06", [{KL: 0.01 * 1.001**i} for i in range(55)], 55, WARN, (KL, "rose in each of 54 steps")),
     Case("H06", of(KL, (0.01, 20), (0.09, 80))),
+    Case("H06", of(KL, (-0.01, 20), (0.01, 80))),  # k1, which may be negative
     Case("H07", [SMALL | {SCORE: 0.5}] * 50, 50, INFO, (KL, "1e-05", "actor/pg_clipfrac", "0.001", "1e-07")),
     Case("H07", [SMALL | {SCORE: 0.5 + 0.001 * i} for i in range(200)]),
     Case("H07", [SMALL | {SCORE: 0.5, KL: 0.1}] * 80),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -190,14 +189,14 @@ def test_the_wild_runs_make_most_rules_speak() -> None:
     assert len(spoken) >= 20
 
 
-@pytest.mark.parametrize("name_sets", [1, 40])
-def test_the_memory_of_a_long_run_is_that_of_a_short_one(name_sets: int) -> None:
+def test_the_memory_of_a_long_run_is_that_of_a_short_one() -> None:
+    """Also if the names of the metrics keep changing."""
     health = Health(AlertSettings(), allocator_figures=True)
     draw = random.Random(0)
     sizes = []
     for step in range(1, 20_001):
         metrics = {name: draw.random() for name in NAMES}
-        metrics[f"user/{step % name_sets}"] = 0.0
+        metrics[f"user/{step % 40}"] = 0.0
         health.check(step, metrics)
         if step in (1000, 20_000):
             sizes.append((len(state(health)), len(numbers_in(vars(health)["_names"]))))

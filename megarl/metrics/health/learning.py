@@ -90,7 +90,7 @@ class H04EntropyExplodes(Rule):
             return None
         self._first.push(entropy)
         first = self._first.median
-        if first is None or entropy <= self.limits["warn"] * first:
+        if not first or entropy <= self.limits["warn"] * first:  # from 0 there is only upwards
             return FINE
         times = f"above {number(self.limits['warn'])} times its first 10 steps' {number(first)}"
         return Finding(Severity.WARN, f"{ENTROPY} is {number(entropy)}, {times}")
@@ -123,7 +123,7 @@ class H06DriftsFromReference(Rule):
         self._num_rises = self._num_rises + 1 if kl > self._last else 0
         self._last = kl
         early = self._early.median
-        if early is not None and kl > self.limits["warn"] * early:
+        if early is not None and 0 < self.limits["warn"] * early < kl:  # k1 may be below 0, and says nothing then
             times = f"above {number(self.limits['warn'])} times its early {number(early)}"
             return Finding(Severity.WARN, f"{KL_LOSS} is {number(kl)}, {times}")
         if self._num_rises >= _RISING_STEPS:
