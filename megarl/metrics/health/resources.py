@@ -160,16 +160,16 @@ class H23MovingDominates(Rule):
 
     def judge(self, seen: Seen) -> Finding | None:
         found = []
-        for infix, name in seen.names.phase_totals:
-            times = seen.all(name, f"time/{infix}/onload", f"time/{infix}/offload")
+        for span in seen.names.spans:
+            times = seen.all(*span)
             if times is not None:
-                found.append((self._share(*times), infix))
+                found.append((self._share(*times), span))
         if not found:
             return None
-        share, infix = max(found)
+        share, span = max(found)
         if share <= self.limits["info"]:
             return FINE
-        text = f"time/{infix}/onload and offload are {share:.0%} of the phase, above {self.limits['info']:.0%}"
+        text = f"{span.onload} and offload are {share:.0%} of the phase, above {self.limits['info']:.0%}"
         return Finding(Severity.INFO, text)
 
     def _share(self, total: float, onload: float, offload: float) -> float:
@@ -189,10 +189,10 @@ class H25HostMemoryGrows(Rule):
     def judge(self, seen: Seen) -> Finding | None:
         grown = 0.0
         where = ""
-        for _, name in seen.names.resident:
-            if (resident := seen.get(name)) is not None:
-                per_100_steps = self._growth(name, resident)
-                grown, where = max((grown, where), (per_100_steps, name))
+        for name in seen.names.resident:
+            resident = seen.get(name)
+            if resident is not None and (per_100_steps := self._growth(name, resident)) > grown:
+                grown, where = per_100_steps, name
         host = seen.all("perf/cpu_memory_used_gb", "perf/cpu_memory_total_gb")
         if not seen.names.resident and host is None:
             return None

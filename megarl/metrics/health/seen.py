@@ -21,11 +21,12 @@ class OfDevice(NamedTuple):
     name: str
 
 
-class OfPhase(NamedTuple):
-    """A metric of one phase."""
+class Span(NamedTuple):
+    """The times of one phase."""
 
-    infix: str
-    name: str
+    total: str
+    onload: str
+    offload: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Names:
 
     step_parts: tuple[str, ...]  # timing_s/{part of the step}
     evals: tuple[str, ...]  # eval/{task}/score/mean@{k}
-    phase_totals: tuple[OfPhase, ...]  # time/{infix}/total
-    resident: tuple[OfPhase, ...]  # memory/cpu/{infix}/end/rss
+    spans: tuple[Span, ...]  # time/{infix}/{total,onload,offload}
+    resident: tuple[str, ...]  # memory/cpu/{infix}/end/rss
     reserved: tuple[OfDevice, ...]  # memory/{infix}/end/onload/max_reserved_frac/{device}
     left_behind: tuple[OfDevice, ...]  # memory/{infix}/end/offload/allocated/{device}
 
@@ -43,7 +44,7 @@ class Names:
 def find_names(metrics: Iterable[str]) -> Names:
     """Sort the names of a step into families."""
     step_parts, evals = [], []
-    phase_totals, resident = [], []
+    spans, resident = [], []
     reserved, left_behind = [], []
     for name in sorted(metrics):
         match name.split("/"):
@@ -52,20 +53,22 @@ def find_names(metrics: Iterable[str]) -> Names:
             case ["eval", *_] if _EVAL.fullmatch(name):
                 evals.append(name)
             case ["time", cluster, phase, "total"]:
-                phase_totals.append(OfPhase(f"{cluster}/{phase}", name))
-            case ["memory", "cpu", cluster, phase, "end", "rss"]:
-                resident.append(OfPhase(f"{cluster}/{phase}", name))
+                prefix = f"time/{cluster}/{phase}"
+                spans.append(Span(name, f"{prefix}/onload", f"{prefix}/offload"))
+            case ["memory", "cpu", _, _, "end", "rss"]:
+                resident.append(name)
             case ["memory", cluster, phase, "end", "onload", "max_reserved_frac", device]:
                 reserved.append(OfDevice(f"{cluster}/{phase}", device, name))
             case ["memory", cluster, phase, "end", "offload", "allocated", device]:
                 left_behind.append(OfDevice(f"{cluster}/{phase}", device, name))
-    return Names(
-        tuple(step_parts), tuple(evals), tuple(phase_totals), tuple(resident), tuple(reserved), tuple(left_behind)
-    )
+    return Names(tuple(step_parts), tuple(evals), tuple(spans), tuple(resident), tuple(reserved), tuple(left_behind))
 
 
 class Seen:
-    """One step. Rules get finite numbers only, so that a NaN cannot spoil what they remember; two read ``raw``."""
+    """One step. Rules get finite numbers only, so that a NaN cannot spoil what they remember.
+
+    Those that read ``raw`` mean to see NaN, or compare in a way that is False for it.
+    """
 
     __slots__ = ("names", "raw")
 
