@@ -11,11 +11,12 @@ from megarl.metrics.registry import expand
 DOCUMENT = Path(__file__).parent.parent / "docs/metrics.md"
 BEGIN = "<!-- begin: written by tools/metrics_reference.py -->\n"
 END = "<!-- end -->\n"
+_WHOSE = {"roll": "ROLL", "verl": "veRL", "verl-core": "veRL", "trinity": "Trinity-RFT", "base": "view `all` only"}
 
 
 def table() -> str:
     """The catalogue as Markdown, one row per entry, every name spelled out so that a search finds it."""
-    rows = ["| metric | unit | reduction | what it is | also called |", "|---|---|---|---|---|"]
+    rows = ["| metric | unit | reduction | what it is | when | also called |", "|---|---|---|---|---|---|"]
     rows += [_row(family) for family in CATALOGUE]
     return "\n".join(rows) + "\n"
 
@@ -32,8 +33,8 @@ def _row(family: Metric) -> str:
     names = "<br>".join(f"`{metric.name}`" for metric in members)
     reductions = ", ".join(dict.fromkeys(metric.reduction for metric in members))
     doc = re.sub(r"\{([^{}]*,[^{}]*)\}", lambda found: found[1].replace(",", "/"), family.doc).replace("|", "\\|")
-    aliases = "<br>".join(f"`{spelling}` ({dialect})" for m in members for dialect, spelling in m.aliases.items())
-    return f"| {names} | {family.unit} | {reductions} | {doc} | {aliases} |"
+    aliases = "<br>".join(f"`{spelling}` ({_WHOSE[key]})" for m in members for key, spelling in m.aliases.items())
+    return f"| {names} | {family.unit} | {reductions} | {doc} | {family.when} | {aliases} |"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megarl.config import catalogue
+from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
 from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
@@ -24,6 +25,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *_reward(config),
         *_eval(config),
         *_checkpoint(config),
+        *check_alerts(config),
     ]
 
 

@@ -21,6 +21,7 @@ _PLACEHOLDERS = {
     "score": r"[^/]+",
     "device": r"[0-9]+",
     "stat": r"[a-z_]+",
+    "rule": r"H[0-9]{2}",
 }
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 

@@ -45,7 +45,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class NodeSum:
-    """A reading of this rank that adds up over its node; the fullest node is reported. Of several the largest counts."""
+    """A reading of this rank that adds up over its node; the fullest node is reported. Of several the largest one."""
 
     kind: ClassVar[str] = "node_sum"
     x: float = -math.inf

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import psutil
 
 from megarl.core.device import GIB, host_memory
+from megarl.core.errors import DataError
 from megarl.core.world import World
+from megarl.metrics.health.alert import Alert, format_alert
+from megarl.metrics.health.health import Health
 from megarl.metrics.meter import Meter
 from megarl.metrics.reduce import reduce_to_driver
 from megarl.metrics.throughput import Derivation, TokenRate
@@ -31,6 +34,7 @@ class Desk:
     ledger: Ledger
     history: History
     derivation: Derivation
+    health: Health
     # whether the parts of a phase's time are recorded, or only its total
     splits_phases: bool = True
 
@@ -53,6 +57,8 @@ class Recorder:
         for record in records:
             if record.step > 0:
                 self._push_rate(record.metrics)
+            if self._desk is not None:
+                self._desk.health.check(record.step, record.metrics)
 
     def start(self, num_steps: int, num_done: int) -> None:
         """Show the progress bar; on the driver only."""
@@ -76,7 +82,7 @@ class Recorder:
             self._log(self._desk, metrics, 0, "opening")
 
     def record(self, step: int, stage: Stage, meter: Meter, world: World) -> None:
-        """One training step. Collective."""
+        """One training step. Collective. An alert that is fatal ends the run, once it is recorded."""
         meter.max("perf/cpu_memory_used_gb", psutil.virtual_memory().used / GIB)
         meter.min("perf/cpu_memory_total_gb", self._host_memory)
         metrics = reduce_to_driver(meter, world)
@@ -95,8 +101,16 @@ class Recorder:
             "system/tokens_total": self.num_tokens,
         }
         self.latest = metrics
-        self._log(self._desk, metrics, step, stage.name)
+        alerts = self._log(self._desk, metrics, step, stage.name)
         self._progress.advance(_highlights(metrics))
+        fatal = self._desk.health.fatal(alerts)
+        if fatal is not None:
+            raise DataError(
+                "MRL-3003",
+                f"step {step} raised {fatal.rule}, and alerts.fatal lists it: {fatal.message}\n"
+                "The last checkpoint is from before the step. Mend the cause, or take the rule out of alerts.fatal, "
+                "and run the same command to go on from it.",
+            )
 
     def finish(self) -> None:
         """Close the progress bar and the ledger."""
@@ -107,12 +121,18 @@ class Recorder:
     def _push_rate(self, metrics: Mapping[str, float]) -> float | None:
         return self._rate.push(metrics.get("perf/total_num_tokens", 0), metrics["timing_s/step_wall"])
 
-    def _log(self, desk: Desk, metrics: dict[str, float], step: int, stage: str) -> None:
+    def _log(self, desk: Desk, metrics: dict[str, float], step: int, stage: str) -> list[Alert]:
+        """The ledger comes first: everything else can be made from it again."""
+        alerts = desk.health.check(step, metrics)
+        metrics = metrics | desk.health.levels
         if not desk.splits_phases:
             metrics = {name: value for name, value in metrics.items() if not _PARTS_OF_A_PHASE.fullmatch(name)}
-        desk.ledger.log(metrics, step)
+        desk.ledger.log(metrics, step, [asdict(alert) for alert in alerts])
         desk.console.log(metrics, step)
+        for alert in alerts:
+            desk.console.write(format_alert(alert, step))
         desk.history.add(step, stage, metrics)
+        return alerts
 
 
 def _highlights(metrics: dict[str, float]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from megarl.config.schema import RunConfig
 from megarl.core.device_table import DeviceRow, table_tree
 from megarl.core.errors import StorageError
 from megarl.metrics.flops import Arithmetic
+from megarl.metrics.health.health import Health
 from megarl.metrics.throughput import Derivation, Hardware, Workload
 from megarl.run.changes import require_same_run
 from megarl.run.directory import RunDirectory, claim
@@ -82,6 +83,7 @@ def open_record(
         Ledger(path, run_id, meta),
         history,
         _derivation(config, devices),
+        Health(config.alerts, allocator_figures=any(row.name != "cpu" for row in devices)),
         splits_phases=config.metrics.phase_time == "full",
     )
     recorder = Recorder(desk)

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-COUNT_UNITS = {"steps", "epochs", "updates", "samples", "tokens", "tokens²", "bytes", "version", "prompts", "failures"}
+COUNT_UNITS = {
+    "steps",
+    "epochs",
+    "updates",
+    "samples",
+    "tokens",
+    "tokens²",
+    "bytes",
+    "version",
+    "prompts",
+    "failures",
+    "level",
+}
 EVERY_STEP = "every step"
 
 
