@@ -45,6 +45,14 @@ def phases(config: RunConfig) -> list[Phase]:
     return [phase for exists, phase in table if exists]
 
 
+def measured_phases(config: RunConfig) -> list[str]:
+    """The names of all phases that a run measures: those of the table, and those that move nothing."""
+    generates = config.rollout is not None
+    reads = config.warmup is not None or isinstance(config.algorithm, SftSettings)
+    others = [(generates, "reward/compute_rewards"), (reads, "data/read_demonstrations")]
+    return [phase.name for phase in phases(config)] + [name for exists, name in others if exists]
+
+
 def _saved(config: RunConfig) -> dict[str, tuple[str, ...]]:
     """All models are saved at one moment. Weights that the engine serves stay: they would have to be sent again."""
     needs = {"engine": WEIGHTS, "actor": STATE, "critic": STATE, "reference": WEIGHTS}

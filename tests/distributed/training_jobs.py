@@ -52,6 +52,7 @@ def train_job(
     offload: bool = False,
     num_groups: int = 6,
     group_size: int = 4,
+    lr: float = 1e-3,
 ) -> dict[str, Any]:
     """``num_steps`` training steps on the same recorded groups.
 
@@ -79,7 +80,7 @@ def train_job(
     shape = shape_from_hf(read_hf_config(Path(directory)), directory)
     settings = PpoSettings(**algorithm) if algorithm["name"] == "ppo" else GrpoSettings(**algorithm)
     chosen = build_algorithm(settings)
-    optimizer = OptimizerSettings(lr=1e-3, num_updates=100, eps=1e-5, grad_clip=1.0)
+    optimizer = OptimizerSettings(lr=lr, num_updates=100, eps=1e-5, grad_clip=1.0)
     model_options, training_options = ModelOptions(**options or {}), TrainingOptions(**training or {})
     layout = lay_out(world, ParallelSettings(**sizes or {}))
     other = lay_out(world, ParallelSettings(**critic_sizes)) if critic_sizes is not None else layout
@@ -101,10 +102,11 @@ def train_job(
     annotators = [roles["reference"], policy, *([roles["critic"]] if "critic" in roles else [])]
     learners = [*([roles["critic"]] if "critic" in roles else []), policy]
     groups = recorded_groups(num_groups, group_size, shape.vocab_size) if world.is_driver else []
-    chosen.credit_groups(groups, Meter())
+    opening = Meter()
+    chosen.credit_groups(groups, opening)
     records, freed, gradients = [], [], {}
     for step in range(num_steps):
-        meter = Meter()
+        meter = opening if step == 0 else Meter()
         batch = distribute(pack(groups, plan) if world.is_driver else None, world)
         for annotator in annotators:
             batch = annotator.annotate(batch)
