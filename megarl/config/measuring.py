@@ -31,7 +31,7 @@ class MetricsSettings(Section):
     )
     memory: Literal["off", "summary", "device"] = setting(
         "device",
-        "Memory around every phase: of every device (trackers get summaries above 16 devices), only summaries, or none.",
+        "Memory around every phase: of every device (in trackers, summaries above 16 devices), summaries only, none.",
     )
     phase_time: Literal["total", "full"] = setting(
         "full", "Seconds of a phase: all of them, or also moving states in, working, and moving states out."

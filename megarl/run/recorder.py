@@ -45,6 +45,10 @@ class Recorder:
         # the metrics of the last step, on the driver
         self.latest: dict[str, float] = {}
 
+    def attach(self, tracker: Tracker) -> None:
+        """Tell one more tracker of every step, after the ledger has it."""
+        self._trackers.append(tracker)
+
     def resume(self, records: Iterable[StepRecord]) -> None:
         """Go on after steps that are in the ledger, and in the history, already."""
         for record in records:

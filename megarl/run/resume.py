@@ -54,7 +54,9 @@ def require_none_damaged(directory: Path) -> None:
         )
 
 
-def open_record(directory: Path, checkpoint: Checkpoint | None, warmup_steps: int) -> tuple[Recorder, History]:
+def open_record(
+    directory: Path, checkpoint: Checkpoint | None, warmup_steps: int, console: ToStdout | None = None
+) -> tuple[Recorder, History]:
     """The driver's recorder. The ledger keeps the steps that the checkpoint holds: later ones will be made again."""
     path = directory / "metrics.jsonl"
     records = rewind(path, checkpoint.step if checkpoint is not None else -1)
@@ -66,7 +68,7 @@ def open_record(directory: Path, checkpoint: Checkpoint | None, warmup_steps: in
                 checkpoint.step,
             )
     history = History(records, warmup_steps)
-    recorder = Recorder(ToStdout(), Ledger(path), history)
+    recorder = Recorder(console or ToStdout(), Ledger(path), history)
     recorder.resume(records)
     return recorder, history
 

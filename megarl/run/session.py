@@ -8,6 +8,7 @@ from megarl import __version__
 from megarl.checkpoint.commit import made_with
 from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import RunConfig
+from megarl.config.tracking import services_of
 from megarl.core.world import World
 from megarl.run.build import Builder
 from megarl.run.directory import num_restarts
@@ -18,6 +19,8 @@ from megarl.run.resume import no_record, open_record, require_none_damaged
 from megarl.run.state import same_layout
 from megarl.run.stop import StopRequest
 from megarl.run.summary import format_summary
+from megarl.trackers.followers import Followers
+from megarl.trackers.to_stdout import console_for
 
 
 def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequest, *, inputs_checked: bool) -> None:
@@ -28,7 +31,13 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
     if checkpoint is None:
         require_none_damaged(directory)
     warmup_steps = config.warmup.num_steps if config.warmup else 0
-    recorder, history = open_record(directory, checkpoint, warmup_steps) if world.is_driver else no_record()
+    if world.is_driver:
+        recorder, history = open_record(directory, checkpoint, warmup_steps, console_for(config))
+        followers = Followers(directory, services_of(config.track_with))
+        recorder.attach(followers)
+    else:
+        recorder, history = no_record()
+        followers = None
     recorder.announce(
         f"megarl {__version__}: {config.run.name} on {world.size} ranks (tp {world.tp.size}, pp {world.pp.size}, "
         f"dp {world.dp.size}), {world.device.type}, run directory {directory}"
@@ -38,6 +47,8 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
         recorder.announce(_where_it_resumes(config, checkpoint, directory))
         run.checkpoints.restore(checkpoint)
     num_done = checkpoint.step if checkpoint is not None else 0
+    if followers is not None:  # they started while the models were being built
+        followers.await_ready()
     recorder.start(last_step_of(config), num_done)
     try:
         train(run, num_done)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
 from megarl.metrics.registry import canonical, find
 
@@ -28,3 +28,19 @@ def spell(metrics: Mapping[str, float], view: View) -> dict[str, float]:
         else:
             spelled[metric.aliases.get(view, name)] = number
     return spelled
+
+
+class Spelling:
+    """How a sink spells metrics: the names of one view, or of several together."""
+
+    def __init__(self, views: Sequence[str], phases: Sequence[str] = (), memory: str = "device") -> None:
+        self._views = cast(list[View], list(views))
+        self._phases = tuple(phases)
+        self._memory = memory
+
+    def spell(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics under the names of the views, in the order given."""
+        spelled: dict[str, float] = {}
+        for view in self._views:
+            spelled |= spell(metrics, view)
+        return spelled
