@@ -49,6 +49,7 @@ class _Follower:
         self._overrides = overrides
         self._recorded = -1
         self._num_restarts = 0
+        self._had_last_chance = False
         self._told: set[str] = set()
         self._start()
 
@@ -102,6 +103,20 @@ class _Follower:
         self.warn(f"{reason}; it is started again.")
         self.process.end()
         self._start()
+
+    def end_of_run(self) -> None:
+        """Nothing will follow."""
+        self.process.announce_end()
+        self.last_word = time.monotonic()
+
+    def last_chance(self) -> None:
+        """At the end of the run, a process that failed is started once more."""
+        has_failed = self.process.exit_code not in (None, EXIT_DELIVERED)
+        if has_failed and not self.refusal and not self._had_last_chance:
+            self._had_last_chance = True
+            self.process.end()
+            self._start()
+            self.end_of_run()
 
     def warn(self, text: str) -> None:
         """Say it once."""
@@ -179,14 +194,12 @@ class Followers:
 
     def _finish(self) -> None:
         for follower in self._all:
-            follower.hear()
-            if follower.process.exit_code is not None and not follower.is_finished:
-                follower.restart("its process ended")
-            follower.process.announce_end()
-            follower.last_word = time.monotonic()
+            follower.end_of_run()
         waiting = list(self._all)
         while waiting:
             self._listen(waiting, self._patience.to_leave)
+            for follower in waiting:
+                follower.last_chance()
             silent_since = time.monotonic() - self._patience.to_leave
             waiting = [f for f in waiting if f.process.exit_code is None and f.last_word > silent_since]
         for follower in self._all:

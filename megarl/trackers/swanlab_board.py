@@ -11,6 +11,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from swanboard.db.models import Chart, Experiment
@@ -29,6 +30,10 @@ class _Column(local._ColumnInfo):  # type: ignore[misc]  # untyped
 class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
     """Writes the points of a run to where `swanlab watch` looks for them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()  # points are flushed in a thread of SwanLab's
+
     @property
     def name(self) -> str:
         return "megarl-board"
@@ -40,7 +45,7 @@ class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
             by_name[record.key].append(record)
         new = [records[0] for name, records in by_name.items() if name not in self._metrics]
         local._ColumnInfo = _Column
-        with Experiment._meta.database.atomic():
+        with self._lock, Experiment._meta.database.atomic("IMMEDIATE"):
             for record in new:
                 self._create_column(record, self._get_metric_context(record, scalar=True))
         for name, records in by_name.items():
@@ -49,7 +54,7 @@ class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
     def forget_earlier(self, run_id: str, name: str) -> None:
         """Take what earlier processes wrote of this run off the dashboard, and the run's name back."""
         earlier = Experiment.run_id.endswith(f"-{run_id}") & (Experiment.id != self.exp.id)
-        with Experiment._meta.database.atomic():
+        with self._lock, Experiment._meta.database.atomic("IMMEDIATE"):
             directories = [row.run_id for row in Experiment.select().where(earlier)]
             Experiment.delete().where(earlier).execute()
             for chart in Chart.select().where(Chart.project_id.is_null(False)):

@@ -31,6 +31,7 @@ class ToSwanlab:
         self._log_dir = Path(run.kwargs.get("logdir") or run.own_directory / "swanlab")
         self._name: str = run.kwargs.get("experiment_name", run.config.run.name)
         self._board: Any = None
+        self._is_settled = False
 
     def start(self) -> int:
         kwargs = revealed(self._run.kwargs)
@@ -66,8 +67,9 @@ class ToSwanlab:
             self._experiment.log({"alerts": swanlab.Text(text)}, step=step)
 
     def settle(self, last: LedgerLine | None) -> None:  # noqa: ARG002  (the SDK writes by itself)
-        if self._board is not None:
+        if self._board is not None and not self._is_settled:
             self._board.forget_earlier(self._run.run_id, self._name)
+        self._is_settled = True
         if self._mode != "online":
             remove_earlier(Path(self._experiment.dir), f"run-*-{self._run.run_id}")
 
