@@ -113,7 +113,9 @@ def dashboard_points(log_dir: Path) -> Points:
     """Scalars as `swanlab watch` shows them, of the one experiment that there is."""
     with sqlite3.connect(log_dir / "runs.swanlab") as database:
         ((number, run),) = database.execute("select id, run_id from experiment").fetchall()
-        tags = database.execute("select name, folder from tag where type = 'line' and experiment_id = ?", (number,)).fetchall()
+        tags = database.execute(
+            "select name, folder from tag where type = 'line' and experiment_id = ?", (number,)
+        ).fetchall()
     points: Points = defaultdict(list)
     for name, folder in tags:
         for file in sorted((log_dir / run / "logs" / folder).glob("*.log")):

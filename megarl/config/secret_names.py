@@ -16,12 +16,11 @@ _KINDS_OF_TEXT_TOKEN = (
 
 def is_secret_key(key: str) -> bool:
     """Whether a setting of this name holds a secret."""
-    words = [word.lower().removesuffix("s") for word in _WORDS.findall(key)]
-    if not words:
-        return False
-    before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "key":
+    words = [word.lower() for word in _WORDS.findall(key)]
+    before, last = ["", "", *words][-2:]
+    last = last if last in _ALWAYS else last.removesuffix("s")
+    if last == "key":
         return before in _KINDS_OF_KEY
-    if words[-1] == "token":
+    if last == "token":
         return before not in _KINDS_OF_TEXT_TOKEN
-    return words[-1] in (word.removesuffix("s") for word in _ALWAYS)
+    return last in _ALWAYS

@@ -97,12 +97,12 @@ def _kwargs(config: RunConfig) -> Iterator[Problem]:
             elif kwargs is not None:
                 text = f"{dotted((*path, tracker))}={show(kwargs)} is not allowed. It must be a mapping."
                 yield Problem("MRL-1003", text, ((*path, tracker),))
-    elif len(services) == 1:
+    elif len(services) == 1 and not any(key in TRACKERS for key in given):
         yield from _options(given, KWARGS[services[0]], path, services[0])
     elif given and services:
         lost = next(key for key in given if key not in TRACKERS)
         example = ", ".join(f"{name}: {{...}}" for name in services)
-        text = f"{dotted((*path, lost))} does not say which tracker it is for: there are {' and '.join(services)}."
+        text = f"{dotted((*path, lost))} does not say which tracker it is for."
         hint = f"Write tracker_kwargs: {{{example}}}"
         yield Problem("MRL-1005", text, ((*path, lost), ("track_with",)), (hint,))
 

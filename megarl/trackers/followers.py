@@ -109,14 +109,18 @@ class _Follower:
         self.process.announce_end()
         self.last_word = time.monotonic()
 
-    def last_chance(self) -> None:
-        """At the end of the run, a process that failed is started once more."""
-        has_failed = self.process.exit_code not in (None, EXIT_DELIVERED)
-        if has_failed and not self.refusal and not self._had_last_chance:
-            self._had_last_chance = True
-            self.process.end()
-            self._start()
-            self.end_of_run()
+    def is_working(self) -> bool:
+        """After the end of the run: whether to wait on. A process that failed is started once more."""
+        code = self.process.exit_code
+        if code is None:
+            return time.monotonic() - self.last_word < self._patience.to_leave
+        if code == EXIT_DELIVERED or self.refusal or self._had_last_chance:
+            return False
+        self._had_last_chance = True
+        self.process.end()
+        self._start()
+        self.end_of_run()
+        return True
 
     def warn(self, text: str) -> None:
         """Say it once."""
@@ -198,10 +202,7 @@ class Followers:
         waiting = list(self._all)
         while waiting:
             self._listen(waiting, self._patience.to_leave)
-            for follower in waiting:
-                follower.last_chance()
-            silent_since = time.monotonic() - self._patience.to_leave
-            waiting = [f for f in waiting if f.process.exit_code is None and f.last_word > silent_since]
+            waiting = [follower for follower in waiting if follower.is_working()]
         for follower in self._all:
             follower.hear()
             follower.conclude()

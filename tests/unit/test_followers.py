@@ -21,7 +21,13 @@ from megarl.core.errors import ConfigError
 from megarl.trackers.followers import Followers, Patience
 from megarl.trackers.sinks import in_order, spelling_for
 from tests.tracker_files import (
-    Points, dashboard_groups, dashboard_points, swanlab_points, tensorboard_points, tensorboard_texts, wandb_config,
+    Points,
+    dashboard_groups,
+    dashboard_points,
+    swanlab_points,
+    tensorboard_points,
+    tensorboard_texts,
+    wandb_config,
     wandb_points,
 )  # fmt: skip
 
