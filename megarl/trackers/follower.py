@@ -26,11 +26,11 @@ class FollowerProcess:
     """A running ``megarl.trackers.follow``. It has a session of its own, so that Ctrl-C is not for it."""
 
     def __init__(self, run: Path, tracker: str, retry_seconds: float, overrides: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "megarl.trackers.follow", str(run), tracker]
+        command = [sys.executable, "-m", "megarl.trackers.follow", f"--retry-seconds={retry_seconds}"]
         (run / "logs").mkdir(exist_ok=True)
         with open(run / "logs" / f"tracker_{tracker}.log", "ab") as log:
             self._process = subprocess.Popen(
-                [*command, f"--retry-seconds={retry_seconds}", *overrides],
+                [*command, str(run), tracker, *overrides],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

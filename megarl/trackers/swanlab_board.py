@@ -60,7 +60,8 @@ class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
             for chart in Chart.select().where(Chart.project_id.is_null(False)):
                 if chart.sources.count() == 0:  # it compared the earlier ones with each other
                     chart.delete_instance()
-            Experiment.update(name=name).where(Experiment.id == self.exp.id).execute()
+            self.exp.name = name
+            self.exp.save()
         for directory in directories:
             shutil.rmtree(self._run_dir.parent / directory, ignore_errors=True)
 

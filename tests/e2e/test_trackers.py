@@ -92,6 +92,7 @@ CANARIES = {name: f"canary{number:02d}{'f' * 32}" for number, name in enumerate(
      "literal_yaml", "url", "command_line", "netrc"), start=1
 )}  # fmt: skip
 REWARD = """
+import os
 def score(prompt, sample, after, api_key):
     assert api_key == "env:JUDGE_KEY" and os.environ["JUDGE_KEY"]
     return 0.5
