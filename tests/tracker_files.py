@@ -127,5 +127,8 @@ def dashboard_points(log_dir: Path) -> Points:
 
 def dashboard_groups(log_dir: Path) -> list[str]:
     with sqlite3.connect(log_dir / "runs.swanlab") as database:
-        rows = database.execute("select name from namespace where experiment_id is not null order by sort").fetchall()
+        rows = database.execute(
+            "select name from namespace where experiment_id is not null and id in (select namespace_id from display)"
+            " order by id"
+        ).fetchall()
     return [name for (name,) in rows]

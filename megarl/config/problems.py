@@ -29,8 +29,6 @@ CODES: dict[str, str] = {
     "MRL-1013": "A secret is written out in the configuration.",
     "MRL-1014": "A secret is not where its reference says.",
     "MRL-1015": "The package of a tracker is not installed.",
-    "MRL-1016": "A tracker does not accept the run: a bad key, or a setting that it does not take.",
-    "MRL-1017": "There is no tracker to give a run to.",
     "MRL-1101": "The ranks are not a whole number of model replicas.",
     "MRL-1102": "The tensor-parallel size does not divide the model.",
     "MRL-1103": "The pipeline-parallel size does not divide the layers.",

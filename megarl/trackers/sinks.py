@@ -11,11 +11,12 @@ from megarl.trackers.views import Spelling
 Sink = Literal["console", "tensorboard", "wandb", "swanlab", "stdout_json"]
 
 # Dashboards make a group of charts of every first part of a name, in the order in which they first see it.
-_GROUPS = (
-    "critic", "actor", "val", "eval", "rollout", "response_length", "prompt_length", "tokens", "training", "user",
-    "timing_s", "timing_per_token_ms", "perf", "system", "experience_pipeline", "weights",
+GROUPS = (
+    "critic", "actor", "eval", "val", "rollout", "response_length", "response", "prompt_length", "tokens", "training",
+    "user", "timing_s", "timing_per_token_ms", "perf", "system", "experience_pipeline", "weights", "mismatch",
+    "time", "memory",
 )  # fmt: skip
-_LAST_GROUPS = ("time", "memory")
+_OTHERS = GROUPS.index("timing_s")
 _FIRST_CHARTS = "critic/score/"
 _MAX_NAME = 255
 
@@ -35,12 +36,7 @@ def in_order(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _place(name: str) -> tuple[int, bool, str]:
     group = name.partition("/")[0]
-    if group in _GROUPS:
-        number = _GROUPS.index(group)
-    elif group in _LAST_GROUPS:
-        number = len(_GROUPS) + 1 + _LAST_GROUPS.index(group)
-    else:
-        number = len(_GROUPS)
+    number = GROUPS.index(group) if group in GROUPS else _OTHERS
     return number, not name.startswith(_FIRST_CHARTS), name
 
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from swanboard.db.models import Chart, Experiment
+from swanboard.db.models import Chart, Experiment, Namespace
 from swanlab.deprecated import local
+
+from megarl.trackers.sinks import GROUPS
 
 
 class _Column(local._ColumnInfo):  # type: ignore[misc]  # untyped
@@ -37,6 +39,12 @@ class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
     @property
     def name(self) -> str:
         return "megarl-board"
+
+    def on_run_initialized(self, run_dir: Path, path: str, settings: Any, *_: Any, **__: Any) -> None:
+        """The dashboard shows groups in the order in which they were made, and only those that have charts."""
+        super().on_run_initialized(run_dir, path, settings)
+        for group in GROUPS:
+            Namespace.create(name=group, experiment_id=self.exp.id)
 
     def on_scalar_flush(self, scalar_records: list[Any], *_: Any, **__: Any) -> None:
         """Many points at once: the charts in one transaction, each metric's points in one write."""
