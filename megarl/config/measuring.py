@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from megarl.config.section import Section, setting
 
@@ -16,7 +16,7 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Views = Annotated[list[View], BeforeValidator(as_list)]
+Views = Annotated[list[View], Field(min_length=1), BeforeValidator(as_list)]
 _VIEW_RULE = "all, native, roll, verl or trinity, or a list of them"
 
 
