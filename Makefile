@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.matrix-installed
 
-.PHONY: setup quickstart test test-fast lint type bench
+.PHONY: setup setup-browser quickstart test test-fast lint type bench
 
 setup: $(STAMP)
 
@@ -16,6 +16,10 @@ $(STAMP): constraints.txt setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	touch $(STAMP)
+
+# For the tests that look at dashboards; without a browser they are skipped. Needs root.
+setup-browser:
+	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core
 
 quickstart: setup
 	$(BIN)/megarl train --fresh configs/quickstart.yaml

@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``megarl train`` and ``megarl export``.
+"""The command line: ``megarl check``, ``train``, ``export`` and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -60,7 +60,8 @@ def _run(argv: list[str] | None) -> int:
     # argparse takes all positional words at once: settings behind an option are left over
     strange = [word for word in rest if word.startswith("-") or not hasattr(arguments, "overrides")]
     if strange:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(strange)}")
+        # without their values: one might be a secret
+        arguments.parser.error(f"unrecognized arguments: {' '.join(word.partition('=')[0] for word in strange)}")
     if rest:
         arguments.overrides += rest
     command: Command = arguments.run_command
@@ -89,12 +90,22 @@ def _export(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _track(arguments: argparse.Namespace) -> int:
+    from megarl.run.track import track_run
+
+    sys.stdout.write(track_run(arguments.run, arguments.overrides))
+    return EXIT_OK
+
+
 def _load(arguments: argparse.Namespace) -> RunConfig:
     from megarl.config.load import load_config
     from megarl.config.preflight import require_inputs
+    from megarl.config.tracker_check import require_trackers
 
     config = load_config(arguments.config, arguments.overrides)
     require_inputs(config)
+    if os.environ.get("RANK", "0") == "0":  # only the driver has trackers, and needs their packages and secrets
+        require_trackers(config)
     return config
 
 
@@ -118,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     export.add_argument("--step", type=int, help="which checkpoint; the newest one if not given")
     export.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to make")
+    track = _add(commands, "track", _track, "give a finished or crashed run to its trackers, up to its last step")
+    track.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
+    track.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="for example track_with=swanlab")
     return parser
 
 

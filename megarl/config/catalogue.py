@@ -133,13 +133,26 @@ def _setting(path: KeyPath, field: FieldInfo, algorithms: tuple[str, ...]) -> Se
     return Setting(
         path=path,
         rule=str(extra.get("rule") or _rule(kinds, field)),
-        default="" if field.is_required() else "{}" if field.default == {} else show(field.default),
+        default="" if field.is_required() else _default(field.default),
         required=field.is_required(),
         description=field.description or "",
         elsewhere=tuple(str(word) for word in elsewhere) if isinstance(elsewhere, list) else (),
-        choices=tuple(choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)),
+        choices=tuple(choice for kind in kinds for choice in _choices(kind)),
         algorithms=algorithms,
     )
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return f"[{', '.join(value)}]"
+    return "{}" if value == {} else show(value)
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """The words to choose from, also where several may be chosen."""
+    if get_origin(kind) is list:
+        (kind,) = get_args(kind)
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:

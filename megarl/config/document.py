@@ -13,6 +13,7 @@ from typing import NoReturn
 import yaml
 
 from megarl.config.problems import COMMAND_LINE, KeyPath, Problem, Source, dotted, raise_problems, show
+from megarl.config.secret_names import is_secret_key
 from megarl.config.tree import Node, Scalar
 
 MAX_BYTES = 256 * 1024
@@ -161,7 +162,8 @@ class _Builder:
 
     def _report_duplicate(self, path: KeyPath, first: Node, second: Node) -> None:
         values = ""
-        if not isinstance(first.value, (dict, list)) and not isinstance(second.value, (dict, list)):
+        is_plain = not isinstance(first.value, (dict, list)) and not isinstance(second.value, (dict, list))
+        if is_plain and not is_secret_key(path[-1]):
             values = f" ({show(first.value)}, then {show(second.value)})"
         where = f"{first.source} and :{second.source.line}" if second.source.line else str(second.source)
         self._problems.append(Problem("MRL-1007", f"both set {dotted(path)}{values}. Keep one.", where=where))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,13 @@ from megarl.config.megatron_fields import check_megatron
 from megarl.config.model_shape import ModelShape
 from megarl.config.problems import COMMAND_LINE, KeyPath, Problem, Source, dotted, raise_problems, show
 from megarl.config.schema import RunConfig
-from megarl.config.tree import Node, descend, merge
+from megarl.config.secret_names import is_secret_key
+from megarl.config.secrets import check_secrets
+from megarl.config.tracker_check import check_trackers
+from megarl.config.tree import Node, descend, merge, without
 from megarl.config.validate import validate
 from megarl.core.errors import ConfigError, MissingInputError
+from megarl.core.secret import MASK
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -28,14 +33,19 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     root = _read_chain(Path(path), (), problems)
     for override in overrides:
         root = merge(root, _read_override(override, problems))
+    written = root
+    secrets, places = check_secrets(root)
+    for place in places:  # from here on nothing can show them
+        root = without(root, place)
     config, found = validate(root)
+    found = secrets + [problem for problem in found if not _concern_same_keys(problem, secrets)]
     problems += found
     missing = None
     if config is not None:
         further, missing = _check_whole(config)
         problems += [problem for problem in further if not _concern_same_keys(problem, found)]
     if problems:
-        raise_problems([_located(problem, root) for problem in problems])
+        raise_problems([_located(problem, written) for problem in problems])
     if missing is not None:
         raise missing
     assert config is not None  # no problems: the schema accepted it
@@ -44,7 +54,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def _check_whole(config: RunConfig) -> tuple[list[Problem], MissingInputError | None]:
     """What only the whole configuration can show."""
-    problems = [*check_consistency(config), *check_megatron(config)]
+    problems = [*check_consistency(config), *check_megatron(config), *check_trackers(config)]
     missing = None
     shapes: list[tuple[Callable[[RunConfig], ModelShape], tuple[KeyPath, ...]]] = []
     if config.model.path is not None or config.model.config is not None:
@@ -106,14 +116,17 @@ def _read_override(override: str, problems: list[Problem]) -> Node:
     key, equals, text = override.partition("=")
     path = tuple(key.split("."))
     if not equals or not all(path):
-        problem = f"{show(override)} is not of the form key=value."
+        names_secret = any(is_secret_key(word) for word in re.split(r"[^\w-]+", override))
+        shown = "a word with the name of a secret in it" if names_secret else show(override)
+        problem = f"{shown} is not of the form key=value."
         hint = "Write for example actor.optimizer.lr=1e-6"
         problems.append(Problem("MRL-1010", problem, hints=(hint,), where=str(COMMAND_LINE)))
         return Node({}, COMMAND_LINE)
     try:
         node = parse_document(text, COMMAND_LINE.file, problems) or Node(None, COMMAND_LINE)
     except ConfigError:
-        problem = f"{dotted(path)}={show(text)} has a value that is not YAML."
+        shown = MASK if any(is_secret_key(part) for part in path) else show(text)
+        problem = f"{dotted(path)}={shown} has a value that is not YAML."
         hint = "Quote text with special characters, twice because of the shell: reward.options.after='\":\"'"
         problems.append(Problem("MRL-1010", problem, (path,), (hint,), str(COMMAND_LINE)))
         return Node({}, COMMAND_LINE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from megarl.core.errors import ConfigError
+from megarl.core.secret import mask_urls
 
 KeyPath = tuple[str, ...]
 
@@ -25,6 +26,9 @@ CODES: dict[str, str] = {
     "MRL-1010": "A setting on the command line is not `key=value`.",
     "MRL-1011": "The command line is wrong.",
     "MRL-1012": "A Megatron-Core option is one that megarl sets itself.",
+    "MRL-1013": "A secret is written out in the configuration.",
+    "MRL-1014": "A secret is not where its reference says.",
+    "MRL-1015": "The package of a tracker is not installed.",
     "MRL-1101": "The ranks are not a whole number of model replicas.",
     "MRL-1102": "The tensor-parallel size does not divide the model.",
     "MRL-1103": "The pipeline-parallel size does not divide the layers.",
@@ -109,7 +113,7 @@ def show(value: Any) -> str:
         return f"a mapping with {len(value)} keys" if value else "an empty mapping"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    text = json.dumps(value, default=repr)
+    text = mask_urls(json.dumps(value, default=repr))
     return text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 4]}...{text[-1]}"
 
 

@@ -104,7 +104,8 @@ class _Finding:
         # A value in the short form (reward: NAME) stands for the key inside it: name what the user wrote.
         _, path = descend(self._root, self._path)
         path = path or self._path
-        found = catalogue.find(self._path, self._algorithm)
+        # what is wrong with an item of a list is told by the rule of the list
+        found = catalogue.find(self._path, self._algorithm) or catalogue.find(path, self._algorithm)
         rule = found.rule if found else "a mapping"
         choices = self._context.get("choices") or (found.choices if found else ())
         code = "MRL-1003" if self._kind.endswith(_WRONG_TYPE) else "MRL-1004"

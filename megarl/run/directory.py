@@ -89,6 +89,11 @@ def claim(config: RunConfig, *, fresh: bool) -> RunDirectory:
     return RunDirectory(path, lock)
 
 
+def hold(path: Path) -> TextIO:
+    """Lock an existing run directory, so that no run begins in it; refused while one is alive."""
+    return _lock(path)
+
+
 def num_restarts(directory: Path) -> int:
     """How often the run in ``directory`` was started again."""
     starts = directory / "logs" / _STARTS

@@ -19,6 +19,7 @@ from megarl.metrics.reduce import reduce_to_driver
 from megarl.metrics.throughput import Derivation, TokenRate
 from megarl.run.stage import Stage
 from megarl.run.summary import History
+from megarl.trackers.followers import Followers
 from megarl.trackers.ledger import Ledger, StepRecord
 from megarl.trackers.progress_bar import ProgressBar
 from megarl.trackers.to_stdout import ToStdout
@@ -49,8 +50,13 @@ class Recorder:
         self._host_memory = host_memory()
         self.num_samples = 0.0
         self.num_tokens = 0.0
+        self._followers: Followers | None = None
         # the metrics of the last step, on the driver
         self.latest: dict[str, float] = {}
+
+    def attach(self, followers: Followers) -> None:
+        """Tell the trackers of every step, after the ledger has it."""
+        self._followers = followers
 
     def resume(self, records: Iterable[StepRecord]) -> None:
         """Go on after steps that are in the ledger, and in the history, already."""
@@ -113,10 +119,12 @@ class Recorder:
             )
 
     def finish(self) -> None:
-        """Close the progress bar and the ledger."""
+        """Close the progress bar and the ledger, then give the trackers the time that they need."""
         self._progress.close()
         if self._desk is not None:
             self._desk.ledger.finish()
+        if self._followers is not None:
+            self._followers.finish()
 
     def _push_rate(self, metrics: Mapping[str, float]) -> float | None:
         return self._rate.push(metrics.get("perf/total_num_tokens", 0), metrics["timing_s/step_wall"])
@@ -128,6 +136,8 @@ class Recorder:
         if not desk.splits_phases:
             metrics = {name: value for name, value in metrics.items() if not _PARTS_OF_A_PHASE.fullmatch(name)}
         desk.ledger.log(metrics, step, [asdict(alert) for alert in alerts])
+        if self._followers is not None:
+            self._followers.log(metrics, step)
         desk.console.log(metrics, step)
         for alert in alerts:
             desk.console.write(format_alert(alert, step))

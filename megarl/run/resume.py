@@ -23,7 +23,7 @@ from megarl.run.progress import Progress, last_step_of
 from megarl.run.recorder import Desk, Recorder
 from megarl.run.summary import History, format_summary
 from megarl.trackers.ledger import Ledger, read_ledger, rewind
-from megarl.trackers.to_stdout import ToStdout
+from megarl.trackers.to_stdout import console_for
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def open_record(
     run_id = (directory / "run_id").read_text(encoding="ascii")
     meta = {"num_devices": len(devices), "view": config.metrics.view}
     desk = Desk(
-        ToStdout(),
+        console_for(config),
         Ledger(path, run_id, meta),
         history,
         _derivation(config, devices),

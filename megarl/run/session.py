@@ -8,6 +8,7 @@ from megarl import __version__
 from megarl.checkpoint.commit import made_with
 from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import RunConfig
+from megarl.config.tracking import services_of
 from megarl.core.device_table import meet_devices
 from megarl.core.world import World
 from megarl.run.build import Builder
@@ -20,6 +21,7 @@ from megarl.run.resume import open_record, require_none_damaged
 from megarl.run.state import same_layout
 from megarl.run.stop import StopRequest
 from megarl.run.summary import History, format_summary
+from megarl.trackers.followers import Followers
 
 
 def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequest, *, inputs_checked: bool) -> None:
@@ -30,9 +32,11 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
     if checkpoint is None:
         require_none_damaged(directory)
     world, devices = meet_devices(world, config.hardware.peak_tflops)
-    recorder, history = Recorder(None), History()
+    recorder, history, followers = Recorder(None), History(), None
     if world.is_driver:
         recorder, history = open_record(config, directory, checkpoint, devices)
+        followers = Followers(directory, services_of(config.track_with))
+        recorder.attach(followers)
     recorder.announce(
         f"megarl {__version__}: {config.run.name} on {world.size} ranks (tp {world.tp.size}, pp {world.pp.size}, "
         f"dp {world.dp.size}), {world.device.type}, run directory {directory}"
@@ -42,6 +46,8 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
         recorder.announce(_where_it_resumes(config, checkpoint, directory))
         run.checkpoints.restore(checkpoint)
     num_done = checkpoint.step if checkpoint is not None else 0
+    if followers is not None:  # they started while the models were being built
+        followers.await_ready()
     recorder.start(last_step_of(config), num_done)
     try:
         train(run, num_done)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megarl.core.errors import DataError, MissingInputError, StorageError
+from megarl.trackers.json_numbers import number_for_json, number_from_json
 from megarl.trackers.views import Spelling
 
 
@@ -50,7 +50,7 @@ class Ledger:
 
     def log(self, values: Mapping[str, float], step: int, alerts: Sequence[Mapping[str, Any]] = ()) -> None:
         """Append one step."""
-        metrics = {name: _to_json(value) for name, value in sorted(self._spelling.spell(values).items())}
+        metrics = {name: number_for_json(value) for name, value in sorted(self._spelling.spell(values).items())}
         record = {
             "step": step,
             "time": time.time(),
@@ -105,7 +105,7 @@ def read_ledger(path: Path) -> list[StepRecord]:
     for number, line in enumerate(lines, start=1):
         try:
             tree = json.loads(line)
-            metrics = {name: _from_json(value) for name, value in tree["metrics"].items()}
+            metrics = {name: number_from_json(value) for name, value in tree["metrics"].items()}
             records.append(StepRecord(int(tree["step"]), float(tree["time"]), metrics, tuple(tree.get("alerts", ()))))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
@@ -137,17 +137,3 @@ def _cut_torn_line(path: Path) -> None:
     with open(path, "rb+") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
-
-
-def _to_json(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _from_json(value: object) -> float:
-    if isinstance(value, (int, float)):
-        return value
-    if value in ("NaN", "Infinity", "-Infinity"):
-        return float(str(value))
-    raise ValueError(f"{value!r} is not a number")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ REWARD = """
 from megarl.rewards.reward import Reward
 
 def score(prompt, sample):
-    """Right is whatever has an odd length, so that a model that knows nothing is right half of the time."""
+    # right is whatever has an odd length, so that a model that knows nothing is right half of the time
     right = float(len(sample.response) % 2)
     return Reward(right - 0.5, {"accuracy": right, "format_score": float(":" in sample.response)})
 """
@@ -82,7 +81,7 @@ def test_every_name_is_there(document: list[str], names: set[str]) -> None:
 
 
 def test_every_template_is_filled_for_every_phase(everything: Outcome, names: set[str]) -> None:
-    """With the cluster's name before the phase, as one document says, on both devices, in the first step that has it."""
+    """With the cluster's name before the phase, as one of the documents has it, on both devices."""
     clusters = {phase: {name.split("/")[1] for name in names if f"/{phase}/" in name} for phase in PHASES}
     assert all(clusters.values())
     for phase, owners in clusters.items():

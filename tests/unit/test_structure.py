@@ -159,7 +159,7 @@ def wrong_layers(modules: dict[str, Module]) -> Iterator[str]:
 
 def may_import(unit: str, target: str, target_name: str) -> bool:
     if unit == "config":
-        return inside(target_name, "megarl.core.errors")
+        return inside(target_name, "megarl.core.errors", "megarl.core.secret")
     if LAYERS[unit] == LAYERS[target] == TOP_LAYER:
         return target != "__main__"
     return LAYERS[target] < LAYERS[unit]
