@@ -1,0 +1,67 @@
+"use strict";
+// The learning curves, with smoothing, and both runs where there are two.
+
+let smoothing = 0;
+
+function drawCurves() {
+  const place = section("curves");
+  place.replaceChildren();
+  for (const chart of [...charts]) if (chart.megarl.isCurve) forget(chart);
+  const smoothChoice = choice("Smoothing", [[0, "none"], [0.6, "some"], [0.9, "strong"]], smoothing, (weight) => { smoothing = weight; drawCurves(); });
+  const whole = make("button", { type: "button", class: "reset", text: "Show all steps", onclick: () => setZoom(null, null) });
+  const hint = make("span", { class: "hint", text: "Drag to zoom, double-click to see everything. Arrow keys move the cursor of a focused chart." });
+  const cards = report.charts.map((chart) => curveCard(chart.title, chart.names, { wide: chart.wide, height: chart.wide ? 300 : 190 })).filter(Boolean);
+  place.append(make("div", { class: "controls" }, smoothChoice, whole, hint), make("div", { class: "charts" }, ...cards), legendOfMarks());
+  for (const card of cards) card.draw();
+}
+
+function legendOfMarks() {
+  const parts = [];
+  if (run.warmup_steps) parts.push("The shaded steps are the warm-up.");
+  if (run.alerts.length) parts.push("Flags at the upper edge: a health rule spoke.");
+  if (Object.values(run.series).some((series) => series.y.some((value) => typeof value === "string"))) parts.push("Red crosses: the value was not finite.");
+  if (Object.values(run.series).some((series) => series.n)) parts.push("Of long series the smallest and the largest value of every stretch are drawn.");
+  return make("p", { class: "hint", text: parts.join(" ") });
+}
+
+// A chart of some metrics; null if no run has any of them.
+function curveCard(title, names, options) {
+  const lines = [];
+  let index = 0;
+  for (const name of names) {
+    const about = report.about[name];
+    const label = shortName(name, names);
+    report.runs.forEach((from, i) => {
+      const series = readSeries(from, name);
+      if (!series) return;
+      const line = { ...series, label: report.runs.length > 1 ? label + " · " + from.name : label, colour: seriesColour(index++), dashed: i > 0,
+        title: name + (about ? "\n" + about.doc + " (" + about.unit + ")" : "") };
+      lines.push(...smoothed(line));
+    });
+  }
+  if (!lines.length) return null;
+  const range = extent(lines.flatMap((line) => extent(line.values) || []));
+  options.canBeLog = range && range[0] > 0 && range[1] / range[0] > 10;
+  options.marks = true;
+  if (options.wide && range && range[0] >= 0 && range[1] <= 1) {
+    options.range = () => [0, 1.02];
+    for (const line of lines) line.share = true;
+  }
+  const unit = names.length && report.about[names[0]] ? report.about[names[0]].unit : "";
+  return chartCard(title + (unit && unit !== "1" && !options.wide ? ", " + unit : ""), lines, options);
+}
+
+function smoothed(line) {
+  if (!smoothing || line.values.length < 20) return [line];
+  const source = line.means || line;
+  return [{ ...line, faint: true }, { ...line, broken: [], steps: source.steps, values: smooth(source.values, smoothing) }];
+}
+
+// What tells the names of one chart apart: "mean" of response_length/mean, the whole name if it stands alone.
+function shortName(name, names) {
+  const evaluation = name.match(/^eval\/(.+)\/score\/mean@(\d+)$/);
+  if (evaluation) return "evaluation " + evaluation[1] + (evaluation[2] === "1" ? "" : ", mean of " + evaluation[2]);
+  if (name === "critic/score/mean") return "training score";
+  if (names.length > 1 && names.every((one) => one.split("/").slice(0, -1).join("/") === name.split("/").slice(0, -1).join("/"))) return name.split("/").pop();
+  return name;
+}
