@@ -37,11 +37,11 @@ CURVES = (
     Curve("Loss of the critic", ("critic/vf_loss",)),
     Curve("Variance explained by the critic", ("critic/vf_explained_var",)),
     Curve("Gradient norm of the critic", ("critic/grad_norm",)),
-    Curve("Engine against trainer, largest gap", ("mismatch/logprob_gap_max",)),
-    Curve("Engine against trainer, KL", ("mismatch/k3_kl",)),
-    Curve("Tokens per second and device", ("perf/throughput",)),
+    Curve("Engine against trainer: largest gap", ("mismatch/logprob_gap_max",)),
+    Curve("Engine against trainer: KL", ("mismatch/k3_kl",)),
+    Curve("Throughput", ("perf/throughput",)),
     Curve("Model FLOPs utilisation", ("perf/mfu/actor",)),
-    Curve("Seconds per step", ("timing_s/step_wall",)),
+    Curve("Step time", ("timing_s/step_wall",)),
 )
 
 

@@ -57,9 +57,9 @@ class DeviceMemory:
 
     def take(self, name: str, value: float) -> bool:
         """Whether the metric is one of a device; then it is in the current step's row. Non-finite values are not."""
-        place = self._places.get(name, False)
-        if place is False:
-            place = self._places[name] = self._place(name)
+        if name not in self._places:
+            self._places[name] = self._place(name)
+        place = self._places[name]
         if place is None:
             return False
         if math.isfinite(value):

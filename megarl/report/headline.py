@@ -63,7 +63,8 @@ def _evaluations(columns: dict[str, Column], first_step: int) -> Iterator[Fact]:
             start = min(int(np.searchsorted(steps, first_step)), len(steps) - 1)
             task = name.removeprefix("eval/").split("/score/")[0]
             unit = _score_unit(values)
-            detail = f"{_change(values[-1] - values[start], unit)} since step {steps[start]}, best {_plain(max(values), unit)}"
+            change, best = _change(values[-1] - values[start], unit), _plain(values.max(), unit)
+            detail = f"{change} since step {steps[start]}, best {best}"
             yield Fact(f"Evaluation: {task}", float(values[-1]), unit, detail)
 
 
@@ -76,7 +77,9 @@ def _training_score(columns: dict[str, Column], first_step: int) -> Iterator[Fac
         size = min(_WINDOW, -(-len(values) // 2))
         first, last = float(values[:size].mean()), float(values[-size:].mean())
         unit = _score_unit(values)
-        yield Fact("Training score", last, unit, f"mean of {size} steps, {_change(last - first, unit)} since the first {size}")
+        yield Fact(
+            "Training score", last, unit, f"mean of {size} steps, {_change(last - first, unit)} since the first {size}"
+        )
 
 
 def _steps(history: RunHistory) -> Iterator[Fact]:
@@ -104,9 +107,7 @@ def _largest_phase(time: dict[str, Any] | None) -> Iterator[Fact]:
         yield Fact("Largest phase", phases[0]["share"], "share", f"{phases[0]['name']}, share of the time of all steps")
 
 
-def _memory(
-    columns: dict[str, Column], heat_map: dict[str, Any] | None, capacity: dict[int, float]
-) -> Iterator[Fact]:
+def _memory(columns: dict[str, Column], heat_map: dict[str, Any] | None, capacity: dict[int, float]) -> Iterator[Fact]:
     """The fullest device by reserved memory, which is what runs out; the host process where there is no device."""
     measures = heat_map["measures"] if heat_map else {}
     measure = measures.get("max_reserved") or measures.get("max_allocated")
@@ -158,10 +159,12 @@ def duration(seconds: float) -> str:
     """``0.31 s``, ``4 min 10 s``, ``3 h 12 min``, ``2 d 4 h``."""
     if seconds < 100:
         return f"{seconds:.3g} s"
-    for size, unit, small_size, small_unit in ((60, "min", 1, "s"), (3600, "h", 60, "min"), (86400, "d", 3600, "h")):
-        if seconds < 100 * size or unit == "d":
-            break
-    return f"{int(seconds // size)} {unit} {int(seconds % size // small_size)} {small_unit}"
+    whole = int(seconds)
+    if whole < 100 * 60:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 100 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
 def _finite(column: Column) -> tuple[Any, Floats]:

@@ -65,27 +65,27 @@ def thin(values: Floats, limit: int = MAX_POINTS) -> Steps:
     num_kept = 2 if is_finite.all() else 3
     size = -(-len(values) // ((limit - 2) // num_kept))
     picks = [
-        _first_of_stretches(np.where(is_finite, values, np.inf), size, np.inf),
-        _first_of_stretches(np.where(is_finite, -values, np.inf), size, np.inf),
+        _smallest_of_stretches(np.where(is_finite, values, np.inf), size),
+        _smallest_of_stretches(np.where(is_finite, -values, np.inf), size),
     ]
     kept = [pick[is_finite[pick]] for pick in picks]
     if num_kept == 3:
-        pick = _first_of_stretches(is_finite.astype(np.float64), size, np.inf)
+        pick = _smallest_of_stretches(is_finite.astype(np.float64), size)
         kept.append(pick[~is_finite[pick]])
     return np.unique(np.concatenate([*kept, [0, len(values) - 1]]))
 
 
-def _first_of_stretches(keys: Floats, size: int, filler: float) -> Steps:
+def _smallest_of_stretches(keys: Floats, size: int) -> Steps:
     """The index of the smallest key of every stretch of ``size``."""
-    padded = np.full(-(-len(keys) // size) * size, filler)
+    padded = np.full(-(-len(keys) // size) * size, np.inf)
     padded[: len(keys)] = keys
     rows = padded.reshape(-1, size)
-    found = np.argmin(rows, axis=1) + np.arange(len(rows)) * size
+    found: Steps = np.argmin(rows, axis=1) + np.arange(len(rows)) * size
     return np.minimum(found, len(keys) - 1)
 
 
 def stretch_means(values: Floats, num_stretches: int) -> tuple[Steps, Floats]:
-    """The index at the middle of every stretch and the mean of its finite values; stretches without any are left out."""
+    """The index in the middle of every stretch and the mean of its finite values, where it has any."""
     size = max(1, -(-len(values) // num_stretches))
     starts = np.arange(0, len(values), size)
     is_finite = np.isfinite(values)

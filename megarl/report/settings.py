@@ -88,4 +88,7 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
         for key, child in value.items():
             yield from _flatten(child, f"{name}.{key}" if name else key)
     else:
-        yield name, yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).split("\n...")[0].strip()
+        yield (
+            name,
+            yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).split("\n...")[0].strip(),
+        )

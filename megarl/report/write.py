@@ -72,7 +72,7 @@ def _read_run(directory: Path) -> _Run:
     history = read_history(directory)
     settings = read_settings(directory)
     devices = _read_devices(directory)
-    capacity = {row["device"]: row["total_gib"] for row in devices if row.get("device") is not None and row.get("total_gib")}
+    capacity = _capacities(devices)
     warmup_steps = settings.whole("warmup.num_steps", 0)
     seconds, heat_map = phase_time(history.columns), history.memory.heat_map()
     facts = headline(history, seconds, heat_map, capacity, warmup_steps)
@@ -108,21 +108,29 @@ def _read_devices(directory: Path) -> list[dict[str, Any]]:
         rows = json.loads((directory / "devices.json").read_bytes())
     except (OSError, ValueError):
         return []
-    found = []
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict):
-            kept = {key: row[key] for key in _DEVICE_FIELDS if isinstance(row.get(key), (str, int, float))}
-            found.append({key: value for key, value in kept.items() if value == value and abs_finite(value)})
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [{key: row[key] for key in _DEVICE_FIELDS if _is_plain(row.get(key))} for row in rows]
+
+
+def _is_plain(value: object) -> bool:
+    """Text, or a number that JSON can write."""
+    return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+
+
+def _capacities(devices: list[dict[str, Any]]) -> dict[int, float]:
+    """GiB by the device's number, where both are known."""
+    found = {}
+    for row in devices:
+        device, gib = row.get("device"), row.get("total_gib")
+        if isinstance(device, int) and isinstance(gib, (int, float)) and gib > 0:
+            found[device] = float(gib)
     return found
 
 
-def abs_finite(value: str | float) -> bool:
-    """Whether JSON has a way to write it."""
-    return isinstance(value, str) or math.isfinite(value)
-
-
 def _device_names(devices: list[dict[str, Any]], settings: Settings, history: RunHistory) -> str:
-    names = sorted({str(row["name"]) for row in devices if "name" in row})
+    """``8 × H100 80GB``; what is known of it."""
     count = len({row.get("device") for row in devices}) or history.num_devices
-    kind = ", ".join(names) or str(settings.get("run.device", ""))
+    kind = ", ".join(sorted({str(row["name"]) for row in devices if "name" in row}))
+    if not kind and settings.get("run.device") != "auto":
+        kind = str(settings.get("run.device", ""))
     return f"{count} × {kind}" if count and kind else kind

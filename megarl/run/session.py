@@ -9,6 +9,7 @@ from megarl.checkpoint.commit import made_with
 from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import RunConfig
 from megarl.core.world import World
+from megarl.report.write import write_report
 from megarl.run.build import Builder
 from megarl.run.directory import num_restarts
 from megarl.run.inputs import open_inputs
@@ -45,6 +46,16 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
         recorder.finish()
         inputs.close()
     recorder.announce(format_summary(history, directory, warmup_steps))
+    if world.is_driver:
+        recorder.announce(_report(directory))
+
+
+def _report(directory: Path) -> str:
+    """Write the report and say where it is. The run has succeeded whatever becomes of its picture."""
+    try:
+        return f"  Report: {write_report(directory)}"
+    except Exception as error:
+        return f"  No report could be written ({type(error).__name__}: {error}). Try: megarl report {directory}"
 
 
 def _where_it_resumes(config: RunConfig, checkpoint: Checkpoint, directory: Path) -> str:

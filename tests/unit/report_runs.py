@@ -1,4 +1,4 @@
-"""Run directories as a long run on many devices would leave them, made up in seconds. For tests, benches and pictures."""
+"""Run directories as a run on many devices would leave them, made up in seconds: for tests, benches and pictures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ PHASES = (
 )  # fmt: skip
 SHARES = (0.31, 0.06, 0.08, 0.05, 0.12, 0.29, 0.04, 0.01)
 # 18 names for each phase and device; the peaks are those that a report draws
-KINDS = tuple(
-    f"{snapshot}/{kind}"
-    for snapshot in ("start/offload", "start/onload", "end/onload", "end/offload")
-    for kind in ("allocated", "reserved", "max_allocated", "max_reserved")
-) + ("end/onload/max_allocated_frac", "end/onload/max_reserved_frac")
+_SNAPSHOTS = ("start/offload", "start/onload", "end/onload", "end/offload")
+KINDS = (
+    *(
+        f"{snapshot}/{kind}"
+        for snapshot in _SNAPSHOTS
+        for kind in ("allocated", "reserved", "max_allocated", "max_reserved")
+    ),
+    "end/onload/max_allocated_frac",
+    "end/onload/max_reserved_frac",
+)
 PEAKS = ("end/onload/max_allocated", "end/onload/max_reserved")
 CAPACITY = 80.0
 START = 1_790_000_000.0
@@ -157,7 +162,11 @@ def _seconds(step: int, random: np.random.Generator) -> dict[str, float]:
 def _memory(num_devices: int, done: float, num_kinds: int, random: np.random.Generator) -> Any:
     """GiB by phase, kind and device. One device is fuller than the others and fills up."""
     base = np.array([46, 18, 24, 20, 52, 60, 40, 30], dtype=np.float64)[:, None, None]
-    used = base + random.uniform(0, 2, size=(len(PHASES), num_kinds, num_devices)) + 4 * np.arange(num_kinds)[None, :, None] % 7
+    used = (
+        base
+        + random.uniform(0, 2, size=(len(PHASES), num_kinds, num_devices))
+        + 4 * np.arange(num_kinds)[None, :, None] % 7
+    )
     used[4:6, :, num_devices // 3] += 6 + 5 * done
     return np.minimum(used, CAPACITY).round(3)
 
@@ -165,7 +174,9 @@ def _memory(num_devices: int, done: float, num_kinds: int, random: np.random.Gen
 def _alerts(step: int, num_steps: int) -> list[dict[str, Any]]:
     alerts = []
     if step % 97 == 50 or step == num_steps // 2:
-        alerts.append({"rule": "H09", "severity": 3, "message": "gradient spike: actor/grad_norm is 12 times its median"})
+        alerts.append(
+            {"rule": "H09", "severity": 3, "message": "gradient spike: actor/grad_norm is 12 times its median"}
+        )
     if step > 0.8 * num_steps and step % 5 == 0:
         alerts.append({"rule": "H13", "severity": 2, "message": "device memory close to capacity: 94 % reserved"})
     return alerts
@@ -201,7 +212,9 @@ def _group(step: int, position: int, done: float, random: np.random.Generator) -
     for seed in range(4):
         is_right = random.uniform() < 0.2 + 0.7 * done
         answer = left + right if is_right else left + right + int(random.integers(1, 30))
-        samples.append(sample(prompt, f"{left % 10}+{right % 10}={left % 10 + right % 10}:{answer}", is_right, seed, random))
+        samples.append(
+            sample(prompt, f"{left % 10}+{right % 10}={left % 10 + right % 10}:{answer}", is_right, seed, random)
+        )
     mean = sum(one["reward"] for one in samples) / len(samples)
     for one in samples:
         one["advantage"] = one["reward"] - mean
@@ -227,4 +240,12 @@ def encode(text: str) -> list[int]:
 
 
 def _prompt(text: str, answer: str) -> dict[str, Any]:
-    return {"id": text, "text": text, "token_ids": encode(text), "answer": answer, "demonstration": None, "task": "sum", "metadata": {}}
+    return {
+        "id": text,
+        "text": text,
+        "token_ids": encode(text),
+        "answer": answer,
+        "demonstration": None,
+        "task": "sum",
+        "metadata": {},
+    }

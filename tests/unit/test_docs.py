@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMANDS = ("check", "train", "export")
+COMMANDS = ("check", "train", "report", "export")
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ def test_megarl_commands_are_right(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``check`` is run and must print what the page shows; ``train`` is checked up to where training would start, and
-    ``export`` up to where it would look for the run.
+    ``report`` and ``export`` up to where they would look for the run.
     """
     monkeypatch.chdir(ROOT)
     arguments = megarl_arguments(command)
     assert arguments is not None
     assert arguments[0] in COMMANDS
-    if arguments[0] == "export":
+    if arguments[0] in ("report", "export"):
         assert cli._parser().parse_args(arguments).run.parts[0] == "runs"
         return
     if arguments[0] == "train":

@@ -47,15 +47,15 @@ function extent(values) {
   return low <= high ? [low, high] : null;
 }
 
-// lines: [{label, colour, steps, values, broken, dashed, faint, width}], options: {height, log, range, marks, unit}
-// Returns the element; values of the lines at the cursor, or the last ones, appear through `onvalues`.
+// lines: [{label, colour, steps, values, broken, dashed, faint, width}], options: {height, log, range, marks, limit, onvalues}
+// Values of the lines at the cursor, or the last ones, go to `onvalues`.
 function drawLines(target, lines, options) {
   const data = uPlot.join(lines.map((line) => [line.steps, line.values]));
   const draw = () => {
     const chart = new uPlot(uplotOptions(target, lines, options), data, target);
     chart.megarl = { lines, options };
-    if (zoom.min !== null) chart.setScale("x", zoom);
     charts.add(chart);
+    if (zoom.min !== null) applyZoom(chart);
     target.redraw = () => { forget(chart); draw(); };
     showValues(chart);
   };
@@ -75,14 +75,14 @@ function uplotOptions(target, lines, options) {
     width: line.faint ? 1 : line.width || 2,
     dash: line.dashed ? [6, 4] : undefined,
     fill: line.fill,
-    points: { show: !line.faint && !line.fill && line.steps.length <= 60, size: 6, fill: line.colour },
+    points: { show: !line.faint && !line.fill && line.steps.length <= 25, size: 6, fill: line.colour },
     spanGaps: false,
   }));
   return {
     width: target.clientWidth || 400,
     height: options.height || 190,
     legend: { show: false },
-    padding: [10, 12, 0, 0],
+    padding: [10, 18, 0, 0],
     scales: {
       x: { time: false },
       y: { distr: options.log ? 3 : 1, range: options.log ? undefined : options.range || padded },
@@ -125,6 +125,7 @@ function lastValue(values, at) {
 
 // -- zoom, shared by all charts over steps
 
+const zoomListeners = [];
 let isSharing = false;
 function shareZoom(u) {
   const { min, max } = u.scales.x;
@@ -137,14 +138,17 @@ function shareZoom(u) {
 
 function setZoom(min, max) {
   Object.assign(zoom, { min, max });
+  for (const chart of charts) applyZoom(chart);
+  for (const listener of zoomListeners) listener();
+}
+
+// A chart that has nothing in the chosen steps shows all that it has.
+function applyZoom(chart) {
+  const steps = chart.data[0];
+  const isOutside = zoom.min === null || steps[steps.length - 1] <= zoom.min || steps[0] >= zoom.max;
   isSharing = true;
-  for (const chart of charts) {
-    const steps = chart.data[0];
-    chart.setScale("x", min === null ? { min: steps[0], max: steps[steps.length - 1] } : zoom);
-  }
-  // uPlot tells of a new scale in a microtask.
-  setTimeout(() => { isSharing = false; });
-  document.body.classList.toggle("zoomed", min !== null);
+  chart.batch(() => chart.setScale("x", isOutside ? { min: steps[0], max: steps[steps.length - 1] } : zoom));
+  isSharing = false;
 }
 
 // -- marks
@@ -208,6 +212,8 @@ function drawLimit(u, limit) {
   u.ctx.beginPath();
   u.ctx.moveTo(u.bbox.left, y); u.ctx.lineTo(u.bbox.left + u.bbox.width, y);
   u.ctx.stroke();
+  u.ctx.textAlign = "left";
+  u.ctx.textBaseline = "alphabetic";
   u.ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
   u.ctx.fillText(limit.label, u.bbox.left + 6, y + 14 * devicePixelRatio);
   u.ctx.restore();
@@ -224,7 +230,7 @@ function chartCard(title, lines, options) {
   const canvas = make("div", { class: "plot", tabindex: "0", role: "img" });
   const buttons = make("span", { class: "buttons" });
   const card = make("figure", { class: "chart" + (options.wide ? " wide" : "") },
-    make("figcaption", {}, make("div", { class: "caption" }, make("h3", { text: title }), where, buttons), make("div", { class: "keys" }, ...keys)), canvas);
+    make("figcaption", {}, make("div", { class: "caption" }, make("h3", { text: title }), make("small", { text: options.unit || "" }), where, buttons), make("div", { class: "keys" }, ...(options.topDown ? keys.reverse() : keys))), canvas);
   options.onvalues = (found, step) => {
     found.forEach((value, i) => { values[i].textContent = lines[i].share ? percent(value) : short(value === null ? "not finite" : value); });
     where.textContent = step === null ? "" : "step " + step + alertsAt(step);

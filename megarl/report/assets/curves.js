@@ -5,14 +5,26 @@ let smoothing = 0;
 
 function drawCurves() {
   const place = section("curves");
+  for (const chart of [...charts]) if (place.contains(chart.root)) forget(chart);
   place.replaceChildren();
-  for (const chart of [...charts]) if (chart.megarl.isCurve) forget(chart);
   const smoothChoice = choice("Smoothing", [[0, "none"], [0.6, "some"], [0.9, "strong"]], smoothing, (weight) => { smoothing = weight; drawCurves(); });
-  const whole = make("button", { type: "button", class: "reset", text: "Show all steps", onclick: () => setZoom(null, null) });
   const hint = make("span", { class: "hint", text: "Drag to zoom, double-click to see everything. Arrow keys move the cursor of a focused chart." });
   const cards = report.charts.map((chart) => curveCard(chart.title, chart.names, { wide: chart.wide, height: chart.wide ? 300 : 190 })).filter(Boolean);
-  place.append(make("div", { class: "controls" }, smoothChoice, whole, hint), make("div", { class: "charts" }, ...cards), legendOfMarks());
+  place.append(make("div", { class: "controls" }, smoothChoice, stepChoice(), hint), make("div", { class: "charts" }, ...cards), legendOfMarks());
   for (const card of cards) card.draw();
+}
+
+// All steps, or only those after the warm-up; neither while the reader has chosen others by dragging.
+function stepChoice() {
+  const last = lastStep();
+  const ranges = { all: [null, null], main: [run.warmup_steps, last] };
+  const options = [["all", "all"]].concat(run.warmup_steps && run.warmup_steps < last ? [["main", "after the warm-up"]] : []);
+  const control = choice("Steps", options, "", (key) => setZoom(...ranges[key]));
+  zoomListeners.length = 0;
+  zoomListeners.push(() => [...control.querySelectorAll("button")].forEach((button, i) =>
+    button.setAttribute("aria-pressed", String(ranges[options[i][0]][0] === zoom.min && ranges[options[i][0]][1] === zoom.max))));
+  zoomListeners[0]();
+  return control;
 }
 
 function legendOfMarks() {
@@ -27,18 +39,23 @@ function legendOfMarks() {
 // A chart of some metrics; null if no run has any of them.
 function curveCard(title, names, options) {
   const lines = [];
-  let index = 0;
-  for (const name of names) {
+  const chosen = otherRun && !options.wide ? names.slice(0, 1) : names;
+  chosen.forEach((name, nameIndex) => {
     const about = report.about[name];
     const label = shortName(name, names);
-    report.runs.forEach((from, i) => {
+    report.runs.forEach((from, runIndex) => {
       const series = readSeries(from, name);
       if (!series) return;
-      const line = { ...series, label: report.runs.length > 1 ? label + " · " + from.name : label, colour: seriesColour(index++), dashed: i > 0,
-        title: name + (about ? "\n" + about.doc + " (" + about.unit + ")" : "") };
-      lines.push(...smoothed(line));
+      lines.push(...smoothed({
+        ...series,
+        label: otherRun ? label + " · " + from.name : label,
+        title: name + (about ? "\n" + about.doc + " (" + about.unit + ")" : ""),
+        // One metric: a colour for each run. Several: a colour for each metric; the dashes tell the runs apart.
+        colour: seriesColour(chosen.length > 1 ? nameIndex : runIndex),
+        dashed: runIndex > 0,
+      }));
     });
-  }
+  });
   if (!lines.length) return null;
   const range = extent(lines.flatMap((line) => extent(line.values) || []));
   options.canBeLog = range && range[0] > 0 && range[1] / range[0] > 10;
@@ -47,8 +64,9 @@ function curveCard(title, names, options) {
     options.range = () => [0, 1.02];
     for (const line of lines) line.share = true;
   }
-  const unit = names.length && report.about[names[0]] ? report.about[names[0]].unit : "";
-  return chartCard(title + (unit && unit !== "1" && !options.wide ? ", " + unit : ""), lines, options);
+  const unit = report.about[names[0]] ? report.about[names[0]].unit : "";
+  options.unit = unit === "1" || options.wide ? "" : unit;
+  return chartCard(title, lines, options);
 }
 
 function smoothed(line) {

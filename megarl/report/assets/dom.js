@@ -129,6 +129,10 @@ function visible(text) {
   });
 }
 
+function lastStep() {
+  return Math.max(1, ...run.grids.map((deltas) => deltas.reduce((sum, delta) => sum + delta, 0)));
+}
+
 // -- colours
 
 const PALETTE_SIZE = 10;

@@ -17,6 +17,9 @@ for (const [name, draw] of PARTS) {
   }
 }
 
+// A long warm-up would squeeze what the reader came for into a corner.
+if (run.warmup_steps > 0.4 * lastStep() && run.warmup_steps < lastStep()) setZoom(run.warmup_steps, lastStep());
+
 let waiting = 0;
 window.addEventListener("resize", () => {
   clearTimeout(waiting);

@@ -46,9 +46,9 @@ function drawHeat(place, show) {
   const rows = measures[memoryView.measure][memoryView.statistic];
   const highest = Math.max(1e-9, ...rows.flat().map((value) => value || 0));
   const known = devices.every((device) => run.capacity[device]);
-  const left = 210, top = 26, right = 10;
+  const left = 235, top = 26, right = 10;
   const width = (place.clientWidth || 1000);
-  const cell = Math.min(120, (width - left - right) / devices.length), height = 30;
+  const cell = Math.min(160, (width - left - right) / devices.length), height = 30;
   const root = svg("svg", { width, height: top + phases.length * height + 8, role: "img",
     "aria-label": MEASURES[memoryView.measure] + " memory, " + phases.length + " phases and " + devices.length + " devices" });
   const every = Math.ceil(26 / cell);
@@ -102,7 +102,7 @@ function drawMemoryCurve(place) {
   const capacities = Object.values(run.capacity);
   const limit = capacities.length ? { value: Math.min(...capacities), label: "capacity, " + inUnit(Math.min(...capacities), "GiB") } : null;
   const top = Math.max(limit ? limit.value : 0, ...lines.map((line) => (extent(line.values) || [0, 0])[1]));
-  const card = chartCard(run.memory.phases[memoryView.row] + ", " + MEASURES[memoryView.measure] + ", GiB", lines, { wide: true, height: 220, limit, marks: true, range: () => [0, top * 1.06 || 1] });
+  const card = chartCard(run.memory.phases[memoryView.row] + ", " + MEASURES[memoryView.measure], lines, { wide: true, unit: "GiB", height: 220, limit, marks: true, range: () => [0, top * 1.06 || 1] });
   place.append(card);
   card.draw();
 }
@@ -114,5 +114,5 @@ function hostCard() {
     const phase = name.slice("memory/cpu/".length, -"/end/rss".length);
     return { ...readSeries(run, name), label: phase, title: name, colour: phaseColour(phase) };
   });
-  return chartCard("Host memory of the largest rank at the end of each phase, GiB", lines, { wide: true, height: 220, marks: true });
+  return chartCard("Host memory of the largest rank at the end of each phase", lines, { wide: true, unit: "GiB", height: 220, marks: true });
 }

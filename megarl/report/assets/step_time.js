@@ -12,7 +12,7 @@ function drawStepTime() {
     label: layer.name, steps: time.steps, values: sums[i], colour: phaseColour(layer.name), fill: phaseColour(layer.name), width: 0.5, own: layer.seconds,
   })).reverse();
   const top = extent(sums[sums.length - 1]);
-  const options = { wide: true, height: 300, range: () => [0, quantile(sums[sums.length - 1], 0.99, top[1])] };
+  const options = { wide: true, height: 300, topDown: true, range: () => [0, quantile(sums[sums.length - 1], 0.99, top[1])] };
   const card = chartCard("Seconds per step" + (time.stretch > 1 ? ", mean of " + time.stretch + " steps" : ""), lines, options);
   const show = options.onvalues;
   options.onvalues = (found, step) => {

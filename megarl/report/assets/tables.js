@@ -36,9 +36,9 @@ function drawComparison() {
 
 function difference(value, unit) {
   if (typeof value === "string") return value;
-  const sign = value > 0 ? "+" : value < 0 ? "−" : "";
   const size = Math.abs(value);
-  return sign + (unit === "share" ? (100 * size).toFixed(1) + " points" : inUnit(size, unit));
+  const text = unit === "share" ? (100 * size).toFixed(1) + " points" : inUnit(size, unit);
+  return /[1-9]/.test(text) ? (value > 0 ? "+" : "−") + text : "0";
 }
 
 function drawAlertTable() {
@@ -47,10 +47,6 @@ function drawAlertTable() {
     make("span", { class: "badge " + SEVERITIES[alert.severity], text: SEVERITIES[alert.severity] }), make("code", { text: alert.rule }),
     visible(alert.message) || "–", String(alert.count), String(alert.first), String(alert.last), whenStrip(alert)]);
   section("alerts").append(table(["severity", "rule", "message", "#times", "#first step", "#last step", "when"], rows));
-}
-
-function lastStep() {
-  return Math.max(1, ...run.grids.map((deltas) => deltas.reduce((sum, delta) => sum + delta, 0)));
 }
 
 function whenStrip(alert) {

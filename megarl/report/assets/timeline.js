@@ -1,7 +1,7 @@
 "use strict";
 // One step: what every rank did when. Moving states in and out is hatched.
 
-const ROW = { gap: 4, top: 8, axis: 34, left: 150, right: 90 };
+const ROW = { gap: 4, top: 8, axis: 34, left: 170, right: 90 };
 const KIND_NAMES = ["onload", "execute", "offload"];
 let shownStep = 0;
 
@@ -40,7 +40,7 @@ function timelineOf(step, width) {
   root.append(svg("defs", {}, hatch()));
   for (const time of niceTicks(end, 8)) {
     root.append(svg("line", { x1: x(time), x2: x(time), y1: ROW.top, y2: total, class: "gridline" }),
-      svg("text", { x: x(time), y: total + 20, class: "tick middle", text: seconds(time) }));
+      svg("text", { x: x(time), y: total + 20, class: "tick middle", text: end < 1 ? tick(1000 * time) + " ms" : tick(time) + " s" }));
   }
   step.rows.forEach((row, index) => {
     const y = ROW.top + index * (height + gap);
