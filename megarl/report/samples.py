@@ -14,8 +14,8 @@ from megarl.report.series import evenly, number
 from megarl.report.settings import Settings
 
 MAX_STEPS = 20
-# About 5 MB of the page, shared evenly by the steps. A step shows at least one group.
-_MAX_TOKENS = 150_000
+# About 3 MB of the page and a second of decoding, shared evenly by the steps. A step shows at least one group.
+_MAX_TOKENS = 100_000
 _MAX_TOKENS_OF_SAMPLE = 4_000
 _MAX_TEXT = 20_000
 _FILE = re.compile(r"step_([0-9]{1,15})\.jsonl")

@@ -72,7 +72,7 @@ function uplotOptions(target, lines, options) {
   const series = lines.map((line) => ({
     label: line.label,
     stroke: line.faint ? line.colour + "55" : line.colour,
-    width: line.faint ? 1 : line.width || 2,
+    width: line.faint ? 1 : line.width || (line.steps.length > 500 ? 1.25 : 2),
     dash: line.dashed ? [6, 4] : undefined,
     fill: line.fill,
     points: { show: !line.faint && !line.fill && line.steps.length <= 25, size: 6, fill: line.colour },
@@ -164,11 +164,15 @@ function shadeWarmup(u) {
   u.ctx.restore();
 }
 
+// Marks that would touch each other are drawn once.
 function marked(u, steps, mark) {
   const { left, width } = u.bbox;
+  let last = -Infinity;
   for (const step of steps) {
     const x = u.valToPos(step, "x", true);
-    if (x >= left - 1 && x <= left + width + 1) mark(x);
+    if (x < left - 1 || x > left + width + 1 || x - last < 10 * devicePixelRatio) continue;
+    mark(x);
+    last = x;
   }
 }
 

@@ -1,7 +1,8 @@
 "use strict";
 // The learning curves, with smoothing, and both runs where there are two.
 
-let smoothing = 0;
+// Thousands of steps are a band, not a line: their trend is shown in front of it.
+let smoothing = Object.values(run.series).some((series) => series.n) ? 0.6 : 0;
 
 function drawCurves() {
   const place = section("curves");
@@ -66,7 +67,9 @@ function curveCard(title, names, options) {
   }
   const unit = report.about[names[0]] ? report.about[names[0]].unit : "";
   options.unit = unit === "1" || options.wide ? "" : unit;
-  return chartCard(title, lines, options);
+  // What comes first is most important: it is painted last, over the others, and all raw values below all smoothed ones.
+  options.topDown = true;
+  return chartCard(title, lines.filter((line) => !line.faint).concat(lines.filter((line) => line.faint)).reverse(), options);
 }
 
 function smoothed(line) {
