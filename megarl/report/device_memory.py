@@ -2,21 +2,26 @@
 
 ``memory/{cluster}/{phase}/{start,end}/{onload,offload}/{kind}/{device}`` has 18 kinds for each phase and device. What
 stays of one kind: each device's largest and latest value, and over the steps the fullest and the emptiest device.
+
+64 devices make nine thousand names a step. Most steps have the same ones, so names are looked at once (`Pattern`) and
+values are folded as arrays.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
-from megarl.report.series import Column, number
+import numpy as np
+
+from megarl.report.series import Column, Floats, number
 
 # Up to this many devices, each one has its own curve.
 MAX_CURVES = 8
 _NAME = re.compile(r"(memory/([^/]+/[^/]+)/((?:start|end)/(?:onload|offload))/([a-z_]+))/([0-9]{1,9})")
-# measure of the heat map -> the kinds that it is the largest of, each with the snapshot it is taken from (None: any)
+# measure of the heat map -> the kind that it shows, and the snapshot it is taken from (None: the largest of all)
 _MEASURES = {
     "max_allocated": ("max_allocated", None),
     "max_reserved": ("max_reserved", None),
@@ -31,46 +36,78 @@ class _Kind:
         self.name, self.phase, self.snapshot, self.kind = name, phase, snapshot, kind
         self.largest, self.smallest = Column(), Column()
         self.curves: dict[int, Column] = {}
+        # by device; `latest` with the step it is of
         self.peak: dict[int, float] = {}
-        self.latest: dict[int, float] = {}
-        self.row: dict[int, float] = {}
+        self.latest: dict[int, tuple[int, float]] = {}
 
-    def close_row(self, step: int) -> None:
-        row, peak = self.row, self.peak
-        self.largest.append(step, max(row.values()))
-        self.smallest.append(step, min(row.values()))
-        self.latest = row
-        for device, value in row.items():
-            if value > peak.get(device, -math.inf):
-                peak[device] = value
-            if device < MAX_CURVES:
-                self.curves.setdefault(device, Column()).append(step, value)
-        self.row = {}
+    def curve(self, device: int) -> Column:
+        if device not in self.curves:
+            self.curves[device] = Column()
+        return self.curves[device]
+
+
+class Pattern:
+    """The memory metrics of all steps that have the same ones."""
+
+    def __init__(self, places: dict[int, tuple[_Kind, int]]) -> None:
+        """``places``: kind and device of every position among a step's metrics that is one of memory."""
+        ordered = sorted(places.items(), key=lambda item: (item[1][0].name, item[1][1]))
+        self._places = [place for _, place in ordered]
+        self._pick = itemgetter(*(position for position, _ in ordered), ordered[0][0])  # twice: so that it is a tuple
+        self._kinds = list(dict.fromkeys(kind for kind, _ in self._places))
+        names = [kind.name for kind, _ in self._places]
+        self._starts = [names.index(kind.name) for kind in self._kinds]
+        self._has_curves = all(device < MAX_CURVES for _, device in self._places)
+        self._peak = np.full(len(ordered), np.nan)
+        self._latest = np.full(len(ordered), np.nan)
+        self._step = 0
+
+    def take(self, step: int, values: Sequence[Any]) -> None:
+        """The metrics of one step."""
+        row = _as_array(self._pick(values)[:-1])
+        row[~np.isfinite(row)] = np.nan
+        self._peak = np.fmax(self._peak, row)
+        self._latest, self._step = row, step
+        largest, smallest = np.fmax.reduceat(row, self._starts), np.fmin.reduceat(row, self._starts)
+        for kind, high, low in zip(self._kinds, largest.tolist(), smallest.tolist(), strict=True):
+            if high == high:  # some device has a value
+                kind.largest.append(step, high)
+                kind.smallest.append(step, low)
+        if self._has_curves:
+            for (kind, device), value in zip(self._places, row.tolist(), strict=True):
+                if value == value:
+                    kind.curve(device).append(step, value)
+
+    def close(self) -> None:
+        """Give peaks and latest values to the kinds."""
+        columns = zip(self._places, self._peak.tolist(), self._latest.tolist(), strict=True)
+        for (kind, device), peak, latest in columns:
+            if peak == peak:
+                kind.peak[device] = max(peak, kind.peak.get(device, peak))
+            if latest == latest:
+                kind.latest[device] = max((self._step, latest), kind.latest.get(device, (self._step, latest)))
 
 
 class DeviceMemory:
-    """Takes the memory metrics of one step after the other."""
+    """Takes the memory metrics of one step after the other; `close` it before asking for anything."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
-        self._places: dict[str, tuple[_Kind, int] | None] = {}
+        self._patterns: list[Pattern] = []
 
-    def take(self, name: str, value: float) -> bool:
-        """Whether the metric is one of a device; then it is in the current step's row. Non-finite values are not."""
-        if name not in self._places:
-            self._places[name] = self._place(name)
-        place = self._places[name]
-        if place is None:
-            return False
-        if math.isfinite(value):
-            place[0].row[place[1]] = value
-        return True
+    def pattern(self, names: Sequence[str]) -> tuple[Pattern | None, set[int]]:
+        """What takes the steps with metrics of these names, and at which positions; None if no memory is among them."""
+        found = {position: match for position, name in enumerate(names) if (match := _NAME.fullmatch(name))}
+        if not found:
+            return None, set()
+        pattern = Pattern({position: (self._kind(match), int(match[5])) for position, match in found.items()})
+        self._patterns.append(pattern)
+        return pattern, set(found)
 
-    def end_step(self, step: int) -> None:
-        """All metrics of the step were taken."""
-        for kind in self._kinds.values():
-            if kind.row:
-                kind.close_row(step)
+    def close(self) -> None:
+        """All steps were taken."""
+        for pattern in self._patterns:
+            pattern.close()
 
     @property
     def devices(self) -> list[int]:
@@ -79,42 +116,52 @@ class DeviceMemory:
 
     def columns(self) -> Iterator[tuple[str, Column]]:
         """As metrics: each device's own up to eight devices, else those of the fullest and emptiest device."""
-        num_devices = len(self.devices)
-        own = self.devices == list(range(num_devices)) and num_devices <= MAX_CURVES
+        devices = self.devices
+        has_curves = all(device < MAX_CURVES for device in devices)
         for kind in self._kinds.values():
-            if own:
+            if has_curves:
                 yield from ((f"{kind.name}/{device}", column) for device, column in sorted(kind.curves.items()))
             else:
-                yield f"{kind.name}/[largest of {num_devices} devices]", kind.largest
-                yield f"{kind.name}/[smallest of {num_devices} devices]", kind.smallest
+                yield f"{kind.name}/[largest of {len(devices)} devices]", kind.largest
+                yield f"{kind.name}/[smallest of {len(devices)} devices]", kind.smallest
 
     def heat_map(self) -> dict[str, Any] | None:
         """For every measure and statistic one row per phase with one value per device; None without any memory."""
-        if not self._kinds:
-            return None
         devices = self.devices
+        if not devices:
+            return None
         phases = sorted({kind.phase for kind in self._kinds.values()})
         measures: dict[str, Any] = {}
         for measure, (wanted, snapshot) in _MEASURES.items():
             kinds = [k for k in self._kinds.values() if k.kind == wanted and snapshot in (None, k.snapshot)]
             if not kinds:
                 continue
-            of_phase = {phase: [kind for kind in kinds if kind.phase == phase] for phase in phases}
+            of_phase = [[kind for kind in kinds if kind.phase == phase] for phase in phases]
             measures[measure] = {
-                "peak": [_row([kind.peak for kind in of_phase[phase]], devices) for phase in phases],
-                "latest": [_row([kind.latest for kind in of_phase[phase]], devices) for phase in phases],
-                "names": [_fullest(of_phase[phase]) for phase in phases],
+                "peak": [_row([kind.peak for kind in row], devices) for row in of_phase],
+                "latest": [_row([_values(kind.latest) for kind in row], devices) for row in of_phase],
+                "names": [_fullest(row) for row in of_phase],
             }
         return {"devices": devices, "phases": phases, "measures": measures}
 
-    def _place(self, name: str) -> tuple[_Kind, int] | None:
-        found = _NAME.fullmatch(name)
-        if found is None:
-            return None
-        family, phase, snapshot, kind, device = found.groups()
-        if family not in self._kinds:
-            self._kinds[family] = _Kind(family, phase, snapshot, kind)
-        return self._kinds[family], int(device)
+    def _kind(self, match: re.Match[str]) -> _Kind:
+        if match[1] not in self._kinds:
+            self._kinds[match[1]] = _Kind(match[1], match[2], match[3], match[4])
+        return self._kinds[match[1]]
+
+
+def _as_array(values: Sequence[Any]) -> Floats:
+    """Numbers as they are, and what a ledger writes for non-finite ones; NaN for anything else."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([value if isinstance(value, float) else np.nan for value in values])
+
+
+def _values(latest: dict[int, tuple[int, float]]) -> dict[int, float]:
+    """Those of the kind's last step: a device that has stopped reporting has no latest value."""
+    last = max((step for step, _ in latest.values()), default=0)
+    return {device: value for device, (step, value) in latest.items() if step == last}
 
 
 def _row(tables: list[dict[int, float]], devices: list[int]) -> list[float | str | None]:

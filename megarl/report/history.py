@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megarl.core.errors import MissingInputError
 from megarl.report.alerts import AlertLog
-from megarl.report.device_memory import DeviceMemory
+from megarl.report.device_memory import DeviceMemory, Pattern
 from megarl.report.series import Column
 
+_MAX_SHAPES = 64
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class _Shape(NamedTuple):
+    """Where the metrics of a line go. Most lines have the names of an earlier one, and need no looking up."""
+
+    columns: list[tuple[int, Column]]
+    memory: Pattern | None
 
 
 class RunHistory:
@@ -22,6 +30,7 @@ class RunHistory:
         self.columns: dict[str, Column] = {}
         self.memory = DeviceMemory()
         self.alerts = AlertLog()
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
         self.run_id: str | None = None
         self.num_devices: int | None = None
         self.first_time = math.inf
@@ -49,20 +58,38 @@ class RunHistory:
         self.alerts.take(step, record.get("alerts"))
         self._take_identity(record)
 
+    def finish(self) -> None:
+        """All lines were taken."""
+        self.memory.close()
+        self.columns = {name: column for name, column in self.columns.items() if len(column)}
+        self.alerts.take_levels(self.columns)
+
     def _take_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        columns, memory = self.columns, self.memory
-        for name, value in metrics.items():
+        names = tuple(metrics)
+        shape = self._shapes.get(names)
+        if shape is None:
+            shape = self._shapes[names] = self._shape_of(names)
+        values = list(metrics.values())
+        for position, column in shape.columns:
+            value = values[position]
             if type(value) is not float:
                 value = _as_float(value)
-                if value is None:
-                    continue
-            column = columns.get(name)
-            if column is None:
-                if memory.take(name, value):
-                    continue
-                column = columns[name] = Column()
-            column.append(step, value)
-        memory.end_step(step)
+            if value is not None:
+                column.append(step, value)
+        if shape.memory is not None:
+            shape.memory.take(step, values)
+
+    def _shape_of(self, names: tuple[str, ...]) -> _Shape:
+        if len(self._shapes) >= _MAX_SHAPES:
+            self._shapes.clear()
+        memory, of_memory = self.memory.pattern(names)
+        ordinary = [(position, name) for position, name in enumerate(names) if position not in of_memory]
+        return _Shape([(position, self._column(name)) for position, name in ordinary], memory)
+
+    def _column(self, name: str) -> Column:
+        if name not in self.columns:
+            self.columns[name] = Column()
+        return self.columns[name]
 
     def _take_identity(self, record: dict[str, Any]) -> None:
         run_id, meta = record.get("run_id"), record.get("meta")
@@ -88,7 +115,7 @@ def read_history(directory: Path) -> RunHistory:
         ) from error
     if history.num_records == 0:
         raise MissingInputError("MRL-4902", f"{where} has no steps yet.\nMake the report when the run has made a step.")
-    history.alerts.take_levels(history.columns)
+    history.finish()
     return history
 
 

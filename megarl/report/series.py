@@ -32,6 +32,9 @@ class Column:
         self._steps.append(step)
         self._values.append(value)
 
+    def __len__(self) -> int:
+        return len(self._steps)
+
     @property
     def steps(self) -> Steps:
         """Strictly ascending."""

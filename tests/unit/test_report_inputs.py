@@ -151,11 +151,7 @@ def test_texts_of_tokens_are_the_text(text: str) -> None:
 def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
     tokenizer = _byte_level()
     assert token_texts(tokenizer, tokenizer.encode("aé").tolist()) == ["a", "", "é"]
-    assert token_texts(load_tokenizer("builtin:characters"), [3, 13, 1]) == ["0", "+", "<eos>"][:0] + [
-        "0",
-        "+",
-        "<eos>",
-    ]
+    assert token_texts(load_tokenizer("builtin:characters"), [3, 13, 1]) == ["0", "+", "<eos>"]
 
 
 @settings(deadline=None)

@@ -1,8 +1,8 @@
 """What a report of a long run on many devices costs: ``python tools/bench/report_scale.py``.
 
-Makes up a run, then runs ``megarl report`` on it in a process of its own. Printed are the size of the ledger, the
-seconds and the peak memory of the command, and the size of the page. ``--all-kinds`` records all 18 kinds of memory of
-each phase and device instead of the two peaks: a ledger of gigabytes.
+Makes up a run, then runs ``megarl report`` on it in a process of its own. Printed are the size of the ledger, the time
+and the peak memory of the command, and the size of the page. ``--all-kinds`` records all 18 kinds of memory of each
+phase and device instead of the two peaks: a ledger of gigabytes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,16 @@ def main() -> None:
             stdout=subprocess.DEVNULL,
         )
         seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**10
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         ledger = (run / "metrics.jsonl").stat().st_size / 1e6
         print(f"{arguments.steps} steps x {arguments.devices} devices: ledger {ledger:,.0f} MB", flush=True)
         size = page.stat().st_size / 1e6
-        print(f"megarl report: {seconds:.1f} s, peak {peak:,.0f} MiB, page {size:.1f} MB", flush=True)
+        processor, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10
+        print(
+            f"megarl report: {seconds:.1f} s ({processor:.1f} s of processor time), peak {peak:,.0f} MiB, "
+            f"page {size:.1f} MB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -80,14 +80,14 @@ function tokenColour(logprob, advantage, limit) {
 
 function largestAdvantage() {
   const all = run.samples[sampleView.step].groups.flatMap((group) => group.samples.flatMap((sample) => sample.advantages || [sample.advantage]));
-  return Math.max(1e-9, ...all.map((value) => Math.abs(value) || 0).sort((a, b) => b - a).slice(0, 1));
+  return all.reduce((largest, value) => Math.max(largest, Math.abs(value) || 0), 1e-9);
 }
 
 function colourKey() {
   if (sampleView.colouring === "none") return [];
   const steps = sampleView.colouring === "logprob"
     ? [["p = 1", 0, 0], ["0.9", Math.log(0.9), 0], ["0.5", Math.log(0.5), 0], ["0.1", Math.log(0.1), 0], ["0.01", Math.log(0.01), 0]]
-    : [["−" + short(largestAdvantage()), 0, -1], ["−half", 0, -0.5], ["0", 0, 0], ["+half", 0, 0.5], ["+" + short(largestAdvantage()), 0, 1]];
+    : [-1, -0.5, 0, 0.5, 1].map((share) => [signed(share * largestAdvantage()), 0, share]);
   return steps.map(([label, logprob, share]) => {
     const [hue, strength] = tokenColour(logprob, share, 1);
     const mark = make("span", { class: "token sampleKey", text: label });
