@@ -4,14 +4,13 @@
 stays of one kind: each device's largest and latest value, and over the steps the fullest and the emptiest device.
 
 64 devices make nine thousand names a step. Most steps have the same ones, so names are looked at once (`Pattern`) and
-values are folded as arrays.
+values are folded as arrays. Non-finite values do not count.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -47,24 +46,22 @@ class _Kind:
 
 
 class Pattern:
-    """The memory metrics of all steps that have the same ones."""
+    """The memory metrics of all steps that have the same ones, ordered by kind."""
 
-    def __init__(self, places: dict[int, tuple[_Kind, int]]) -> None:
-        """``places``: kind and device of every position among a step's metrics that is one of memory."""
-        ordered = sorted(places.items(), key=lambda item: (item[1][0].name, item[1][1]))
-        self._places = [place for _, place in ordered]
-        self._pick = itemgetter(*(position for position, _ in ordered), ordered[0][0])  # twice: so that it is a tuple
+    def __init__(self, places: list[tuple[_Kind, int]]) -> None:
+        """``places``: kind and device of every value, those of one kind together."""
+        self._places = places
         self._kinds = list(dict.fromkeys(kind for kind, _ in self._places))
         names = [kind.name for kind, _ in self._places]
         self._starts = [names.index(kind.name) for kind in self._kinds]
         self._has_curves = all(device < MAX_CURVES for _, device in self._places)
-        self._peak = np.full(len(ordered), np.nan)
-        self._latest = np.full(len(ordered), np.nan)
+        self._peak = np.full(len(places), np.nan)
+        self._latest = np.full(len(places), np.nan)
         self._step = 0
 
     def take(self, step: int, values: Sequence[Any]) -> None:
-        """The metrics of one step."""
-        row = _as_array(self._pick(values)[:-1])
+        """The values of one step, in the order of the places."""
+        row = _as_array(values)
         row[~np.isfinite(row)] = np.nan
         self._peak = np.fmax(self._peak, row)
         self._latest, self._step = row, step
@@ -93,20 +90,27 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
-        self._patterns: list[Pattern] = []
+        self._places: dict[str, tuple[_Kind, int] | None] = {}
+        self._patterns: dict[tuple[str, ...], Pattern] = {}
 
-    def pattern(self, names: Sequence[str]) -> tuple[Pattern | None, set[int]]:
-        """What takes the steps with metrics of these names, and at which positions; None if no memory is among them."""
-        found = {position: match for position, name in enumerate(names) if (match := _NAME.fullmatch(name))}
+    def pattern(self, names: Sequence[str]) -> tuple[list[int], Pattern | None]:
+        """The positions of memory metrics among ``names``, and what takes their values, in this order.
+
+        Steps with the same memory metrics have one pattern, whatever else they have.
+        """
+        found = [(place, position) for position, name in enumerate(names) if (place := self._place(name))]
         if not found:
-            return None, set()
-        pattern = Pattern({position: (self._kind(match), int(match[5])) for position, match in found.items()})
-        self._patterns.append(pattern)
-        return pattern, set(found)
+            return [], None
+        found.sort(key=lambda item: (item[0][0].name, item[0][1]))
+        positions = [position for _, position in found]
+        key = tuple(names[position] for position in positions)
+        if key not in self._patterns:
+            self._patterns[key] = Pattern([place for place, _ in found])
+        return positions, self._patterns[key]
 
     def close(self) -> None:
         """All steps were taken."""
-        for pattern in self._patterns:
+        for pattern in self._patterns.values():
             pattern.close()
 
     @property
@@ -144,10 +148,17 @@ class DeviceMemory:
             }
         return {"devices": devices, "phases": phases, "measures": measures}
 
-    def _kind(self, match: re.Match[str]) -> _Kind:
-        if match[1] not in self._kinds:
-            self._kinds[match[1]] = _Kind(match[1], match[2], match[3], match[4])
-        return self._kinds[match[1]]
+    def _place(self, name: str) -> tuple[_Kind, int] | None:
+        """Kind and device of a metric; None if it is not one of a device's memory."""
+        if name not in self._places:
+            found = _NAME.fullmatch(name)
+            self._places[name] = (self._kind(found), int(found[5])) if found else None
+        return self._places[name]
+
+    def _kind(self, found: re.Match[str]) -> _Kind:
+        if found[1] not in self._kinds:
+            self._kinds[found[1]] = _Kind(found[1], found[2], found[3], found[4])
+        return self._kinds[found[1]]
 
 
 def _as_array(values: Sequence[Any]) -> Floats:

@@ -20,6 +20,7 @@ class _Shape(NamedTuple):
     """Where the metrics of a line go. Most lines have the names of an earlier one, and need no looking up."""
 
     columns: list[tuple[int, Column]]
+    memory_positions: list[int]
     memory: Pattern | None
 
 
@@ -77,14 +78,14 @@ class RunHistory:
             if value is not None:
                 column.append(step, value)
         if shape.memory is not None:
-            shape.memory.take(step, values)
+            shape.memory.take(step, [values[position] for position in shape.memory_positions])
 
     def _shape_of(self, names: tuple[str, ...]) -> _Shape:
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
-        memory, of_memory = self.memory.pattern(names)
-        ordinary = [(position, name) for position, name in enumerate(names) if position not in of_memory]
-        return _Shape([(position, self._column(name)) for position, name in ordinary], memory)
+        positions, memory = self.memory.pattern(names)
+        others = sorted(set(range(len(names))) - set(positions))
+        return _Shape([(position, self._column(names[position])) for position in others], positions, memory)
 
     def _column(self, name: str) -> Column:
         if name not in self.columns:

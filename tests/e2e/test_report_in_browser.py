@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from megarl.cli import main
 from megarl.report.page import SECTIONS
-from tests.e2e.browser import Page, opened, screenshot_tool
-from tests.e2e.runs import QUICKSTART, SHORT, train
+from tests.e2e.runs import QUICKSTART, ROOT, SHORT, train
 from tests.unit.report_runs import KINDS, encode, line, make_run, write_ledger
 
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("screenshot", ROOT / "tools" / "screenshot.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
+opened = TOOL.opened
+Page = Any  # the tool's class, which mypy cannot see
 pytestmark = pytest.mark.skipif(
-    screenshot_tool().find_chromium() is None, reason="no Chromium here; on Debian: apt install chromium"
+    TOOL.find_chromium() is None, reason="no Chromium here; on Debian: apt install chromium"
 )
 
 # what the made-up run has of the table in `report.curves`
@@ -32,7 +47,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared_page(report: Path) -> Iterator[Page]:
-    with opened(report) as page:
+    with opened(report, height=4000) as page:
         yield page
 
 
@@ -169,7 +184,7 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     alerts = [{"rule": evil, "severity": 2, "message": evil}]
     write_ledger(run, [line(1, {evil: 1.0, "critic/score/mean": 0.5, "__proto__": 2.0}, alerts=alerts, run_id=evil)])
     (run / "resolved.yaml").write_text('run: {name: "</title><script>alert(1)</script>"}\nmodel: {path: "<b>x</b>"}\n')
-    (run / "samples" / "step_000001.jsonl").write_text(_group_with(evil))
+    (run / "samples" / "step_000003.jsonl").write_text(_group_with(evil))
     assert main(["report", str(run)]) == 0
     with opened(run / "report.html") as page:
         assert page.run("document.body.dataset.errors") is None
@@ -215,9 +230,9 @@ def test_the_report_of_a_real_run_compared_with_another(tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", num_steps=5, num_devices=2)
     page_file = tmp_path / "compared.html"
     assert main(["report", str(outcome.directory), "--compare", str(other), "--out", str(page_file)]) == 0
-    dom = screenshot_tool().chromium(str(page_file), "--dump-dom", height=4000)
-    assert 'data-ready="true"' in dom
-    assert "data-errors" not in dom
-    assert dom.count("<canvas") >= 10
-    assert "Settings that differ" in dom
-    assert "training score · other" in dom
+    with opened(page_file) as page:
+        assert page.run("document.body.dataset.ready") == "true"
+        assert page.run("document.body.dataset.errors") is None
+        assert count(page, "#curves canvas") >= 10
+        assert "Settings that differ" in page.run("document.querySelector('#comparison').textContent")
+        assert "training score · other" in page.run("document.querySelector('#curves').textContent")
