@@ -108,11 +108,12 @@ function percent(value) {
   return (100 * value).toFixed(1) + " %";
 }
 
-function seconds(value) {
-  if (value >= 7200) return (value / 3600).toFixed(1) + " h";
-  if (value >= 300) return (value / 60).toFixed(1) + " min";
-  if (value >= 1) return value.toFixed(value >= 100 ? 0 : 2) + " s";
-  return (1000 * value).toPrecision(3) + " ms";
+// Seconds as text, in a unit that suits `largest`: numbers below each other should be comparable.
+function seconds(value, largest = value) {
+  if (largest >= 7200) return (value / 3600).toFixed(2) + " h";
+  if (largest >= 300) return (value / 60).toFixed(1) + " min";
+  if (largest >= 0.9995) return value.toFixed(largest >= 100 ? 1 : 2) + " s";
+  return (1000 * value).toFixed(largest >= 0.1 ? 0 : 1) + " ms";
 }
 
 function inUnit(value, unit) {

@@ -86,7 +86,7 @@ function heatKey(known, highest) {
     return box;
   });
   const text = known ? "100 % of the device" : inUnit(highest, "GiB") + " (capacities are unknown without devices.json)";
-  return make("div", { class: "heatKey" }, make("span", { text: "0" }), ...steps, make("span", { text }), known ? make("span", { class: "fullKey", text: "above " + 100 * FULL + " %" }) : null);
+  return make("div", { class: "heatKey" }, make("span", { text: "0" }), ...steps, make("span", { text }), known ? make("span", { class: "fullKey", text: "above " + 100 * FULL + " %" }) : null, make("span", { text: "Numbers are GiB. Click on a cell to see its phase over the steps." }));
 }
 
 function drawMemoryCurve(place) {

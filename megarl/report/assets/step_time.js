@@ -31,14 +31,17 @@ function quantile(values, share, highest) {
 }
 
 function phaseTable(time) {
+  const largestMean = Math.max(...time.table.map((row) => row.mean));
+  const total = (value) => (value === undefined ? "–" : seconds(value, time.wall_total));
+  const mean = (value) => (value === undefined ? "–" : seconds(value, largestMean));
   const rows = time.table.filter((row) => row.total > 0).map((row) => {
     const name = make("span", { class: "key" }, swatch({ colour: phaseVariable(row.name) }), make("code", { text: row.name }));
-    const moved = row.execute === undefined ? null : (row.onload || 0) + (row.offload || 0);
-    return [name, seconds(row.total), shareBar(row), percent(row.share), seconds(row.mean), String(row.steps),
-      row.execute === undefined ? "–" : seconds(row.execute), moved === null ? "–" : seconds(moved), row.skew === undefined ? "–" : seconds(row.skew / Math.max(row.steps, 1))];
+    const moving = row.execute === undefined ? undefined : (row.onload || 0) + (row.offload || 0);
+    const skew = row.skew === undefined ? undefined : row.skew / Math.max(row.steps, 1);
+    return [name, total(row.total), shareBar(row), percent(row.share), total(row.execute), total(moving), String(row.steps), mean(row.mean), mean(skew)];
   });
   rows.push([make("b", { text: "all steps" }), make("b", { text: seconds(time.wall_total) }), "", "", "", "", "", "", ""]);
-  return table(["phase", "#total", "", "#share", "#mean", "#steps", "#at work", "#moving states", "#mean skew of ranks"], rows);
+  return table(["phase", "#total", "", "#share", "#at work", "#moving states", "#steps", "#mean of a step", "#mean skew of ranks"], rows);
 }
 
 function shareBar(row) {
