@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from megarl.report.series import Column, Floats, number
+from megarl.report.series import Column, Floats, are_numbers, number
 
 # Up to this many devices, each one has its own curve.
 MAX_CURVES = 8
@@ -62,7 +62,7 @@ class Pattern:
     def take(self, step: int, values: Sequence[Any]) -> None:
         """The values of one step, in the order of the places."""
         row = _as_array(values)
-        row[~np.isfinite(row)] = np.nan
+        row[~are_numbers(row)] = np.nan
         self._peak = np.fmax(self._peak, row)
         self._latest, self._step = row, step
         largest, smallest = np.fmax.reduceat(row, self._starts), np.fmin.reduceat(row, self._starts)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from megarl.core.errors import MissingInputError
 from megarl.report.alerts import AlertLog
 from megarl.report.device_memory import DeviceMemory, Pattern
-from megarl.report.series import Column
+from megarl.report.series import Column, is_number
 
 _MAX_SHAPES = 64
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -53,7 +53,7 @@ class RunHistory:
             return
         self.num_records += 1
         self.last_step = max(self.last_step, step)
-        if isinstance(time, (int, float)) and math.isfinite(time):
+        if is_number(time):
             self.first_time, self.last_time = min(self.first_time, time), max(self.last_time, time)
         self._take_metrics(step, metrics)
         self.alerts.take(step, record.get("alerts"))

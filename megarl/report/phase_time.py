@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from megarl.report.series import Column, Floats, Steps, numbers
+from megarl.report.series import Column, Floats, Steps, number, numbers
 
 WALL = "timing_s/step_wall"
 OTHER = "other"
@@ -73,7 +73,8 @@ def _row(columns: dict[str, Column], name: str, seconds: Floats, wall: Floats) -
     for part in ("onload", "execute", "offload", "skew"):
         column = columns.get(f"time/{name}/{part}")
         if column is not None:
-            row[part] = float(np.nansum(column.values[column.steps > 0]))
+            values = column.values[column.steps > 0]
+            row[part] = number(float(values[np.isfinite(values)].sum()))
     return row
 
 

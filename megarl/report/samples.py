@@ -10,12 +10,12 @@ from typing import Any
 
 from megarl.core.errors import MegarlError
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
-from megarl.report.series import evenly, number
+from megarl.report.series import evenly, is_number, number
 from megarl.report.settings import Settings
 
 MAX_STEPS = 20
-# About 3 MB of the page and a second of decoding, shared evenly by the steps. A step shows at least one group.
-_MAX_TOKENS = 100_000
+# As many as a browser shows without delay; twenty steps of them are about 5 MB. A step shows at least one group.
+_MAX_TOKENS_OF_STEP = 10_000
 _MAX_TOKENS_OF_SAMPLE = 4_000
 _MAX_TEXT = 20_000
 _FILE = re.compile(r"step_([0-9]{1,15})\.jsonl")
@@ -32,12 +32,11 @@ def read_samples(directory: Path, settings: Settings) -> list[dict[str, Any]]:
     if not chosen:
         return []
     decode = _decoder(settings)
-    budget = _MAX_TOKENS // len(chosen)
-    steps = [{"step": step, **_read_step(files[step], decode, budget)} for step in chosen]
+    steps = [{"step": step, **_read_step(files[step], decode)} for step in chosen]
     return [step for step in steps if step["groups"]]
 
 
-def _read_step(path: Path, decode: Decode, budget: int) -> dict[str, Any]:
+def _read_step(path: Path, decode: Decode) -> dict[str, Any]:
     groups: list[dict[str, Any]] = []
     num_groups = num_tokens = 0
     with path.open("rb") as file:
@@ -47,7 +46,7 @@ def _read_step(path: Path, decode: Decode, budget: int) -> dict[str, Any]:
                 if record.get("group") == 0:  # the step was recorded again, after a resume
                     groups, num_groups, num_tokens = [], 0, 0
                 num_groups += 1
-                if num_tokens < budget:
+                if num_tokens < _MAX_TOKENS_OF_STEP:
                     groups.append(_group(record, decode))
                     num_tokens += sum(len(sample["tokens"]) for sample in groups[-1]["samples"])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError):
@@ -86,13 +85,12 @@ def _sample(record: dict[str, Any], decode: Decode) -> dict[str, Any]:
 
 
 def _of_tokens(values: list[float], mask: list[bool], window: slice) -> list[float | str | None]:
-    return [
-        float(f"{value:.3g}") if is_ours else None for value, is_ours in zip(values[window], mask[window], strict=True)
-    ]
+    pairs = zip(values[window], mask[window], strict=True)
+    return [number(float(f"{value:.3g}")) if is_ours else None for value, is_ours in pairs]
 
 
 def _number_or_none(value: object) -> float | str | None:
-    return number(float(value)) if isinstance(value, (int, float)) else None
+    return number(float(value)) if is_number(value) else None
 
 
 def _decoder(settings: Settings) -> Decode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 MAX_POINTS = 1000
 _NUM_MEANS = 250
 _EXACT = 2.0**53
+# Nothing that is measured is larger, and sums of such numbers stay finite.
+_LARGEST = 1e100
 
 T = TypeVar("T")
 Floats = NDArray[np.float64]
@@ -49,6 +51,7 @@ class Column:
         """Of a step that was recorded twice, the later record counts."""
         steps = np.array(self._steps, dtype=np.int64)
         values = np.array(self._values, dtype=np.float64)
+        values[np.abs(values) > _LARGEST] *= np.inf
         if len(steps) > 1 and np.any(np.diff(steps) <= 0):
             order = np.argsort(steps, kind="stable")
             is_last = np.append(np.diff(steps[order]) > 0, True)
@@ -129,6 +132,16 @@ def evenly(items: list[T], limit: int) -> list[T]:
     if len(items) <= limit:
         return items
     return [items[index] for index in np.linspace(0, len(items) - 1, limit).round().astype(int)]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether something read from a file is a finite number of a size that can be meant."""
+    return isinstance(value, (int, float)) and abs(value) <= _LARGEST
+
+
+def are_numbers(values: Floats) -> NDArray[np.bool_]:
+    """`is_number` of each."""
+    return np.abs(values) <= _LARGEST
 
 
 def numbers(values: Iterable[float]) -> list[float | str]:

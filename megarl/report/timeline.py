@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from megarl.report.series import evenly, number
+from megarl.report.series import evenly, is_number, number
 
 MAX_STEPS = 20
 MAX_RANKS = 64
@@ -61,7 +60,7 @@ def _is_segment(segment: object) -> bool:
     if not isinstance(segment, list) or len(segment) != 5:
         return False
     rank, phase, kind, *times = segment
-    are_times = all(isinstance(time, (int, float)) and math.isfinite(time) for time in times)
+    are_times = all(is_number(time) for time in times)
     return isinstance(rank, int) and isinstance(phase, str) and kind in KINDS and are_times and times[1] >= 0
 
 

@@ -18,7 +18,7 @@ from megarl.report.history import RunHistory, read_history
 from megarl.report.page import render
 from megarl.report.phase_time import phase_time
 from megarl.report.samples import read_samples
-from megarl.report.series import SeriesTable
+from megarl.report.series import SeriesTable, is_number
 from megarl.report.settings import Settings, differing, read_settings
 from megarl.report.timeline import read_timeline
 
@@ -114,7 +114,7 @@ def _read_devices(directory: Path) -> list[dict[str, Any]]:
 
 def _is_plain(value: object) -> bool:
     """Text, or a number that JSON can write."""
-    return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+    return isinstance(value, str) or is_number(value)
 
 
 def _capacities(devices: list[dict[str, Any]]) -> dict[int, float]:
@@ -122,7 +122,7 @@ def _capacities(devices: list[dict[str, Any]]) -> dict[int, float]:
     found = {}
     for row in devices:
         device, gib = row.get("device"), row.get("total_gib")
-        if isinstance(device, int) and isinstance(gib, (int, float)) and gib > 0:
+        if isinstance(device, int) and is_number(gib) and gib > 0:
             found[device] = float(gib)
     return found
 

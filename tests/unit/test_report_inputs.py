@@ -120,13 +120,13 @@ def test_a_step_that_was_recorded_again_and_odd_lines(tmp_path: Path) -> None:
 
 def test_long_samples_are_cut_and_steps_have_a_budget(tmp_path: Path) -> None:
     long = sample("1=", "1" * 6000, True, 0, np.random.default_rng(0))
-    path = _write_group(tmp_path, [long] * 10)
-    path.write_text("".join(_line([long] * 10, group) for group in range(5)))
+    path = _write_group(tmp_path, [long])
+    path.write_text("".join(_line([long], group) for group in range(5)))
     (step,) = read_samples(tmp_path, CHARACTERS)
     shown = step["groups"][0]["samples"][0]
     assert (len(shown["tokens"]), shown["num_tokens"]) == (4000, 6001)
     assert step["num_groups"] == 5
-    assert len(step["groups"]) == 3  # 40,000 tokens each: the third one exceeds 100,000
+    assert len(step["groups"]) == 3  # 4,000 tokens each: the third one exceeds 10,000
 
 
 def _byte_level() -> Tokenizer:

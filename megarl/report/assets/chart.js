@@ -1,7 +1,7 @@
 "use strict";
 // Lines over steps, on uPlot: values at the cursor in the heading, zoom shared by all charts, gaps and alerts marked.
 
-const FONT = '13px system-ui, sans-serif';
+const FONT = "13px system-ui, sans-serif";
 const charts = new Set();
 const zoom = { min: null, max: null };
 
@@ -21,14 +21,18 @@ function grid(from, index) {
   const deltas = from.grids[index];
   if (!gridCache.has(deltas)) {
     let step = 0;
-    gridCache.set(deltas, deltas.map((delta) => (step += delta)));
+    gridCache.set(
+      deltas,
+      deltas.map((delta) => (step += delta)),
+    );
   }
   return gridCache.get(deltas);
 }
 
 // Exponential moving average without the pull of its start.
 function smooth(values, weight) {
-  let sum = 0, norm = 0;
+  let sum = 0,
+    norm = 0;
   return values.map((value) => {
     if (value === null || value === undefined) return value;
     sum = weight * sum + (1 - weight) * value;
@@ -38,7 +42,8 @@ function smooth(values, weight) {
 }
 
 function extent(values) {
-  let low = Infinity, high = -Infinity;
+  let low = Infinity,
+    high = -Infinity;
   for (const value of values) {
     if (value === null || value === undefined) continue;
     if (value < low) low = value;
@@ -56,7 +61,10 @@ function drawLines(target, lines, options) {
     chart.megarl = { lines, options };
     charts.add(chart);
     if (zoom.min !== null) applyZoom(chart);
-    target.redraw = () => { forget(chart); draw(); };
+    target.redraw = () => {
+      forget(chart);
+      draw();
+    };
     showValues(chart);
   };
   draw();
@@ -68,7 +76,12 @@ function forget(chart) {
 }
 
 function uplotOptions(target, lines, options) {
-  const axis = { font: FONT, stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
+  const axis = {
+    font: FONT,
+    stroke: colour("soft"),
+    grid: { stroke: colour("grid"), width: 1 },
+    ticks: { show: false },
+  };
   const series = lines.map((line) => ({
     label: line.label,
     stroke: line.faint ? line.colour + "55" : line.colour,
@@ -93,10 +106,21 @@ function uplotOptions(target, lines, options) {
     ],
     series: [{}, ...series],
     bands: options.bands,
-    cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false }, points: { size: 7 }, focus: { prox: -1 } },
+    cursor: {
+      sync: { key: "steps", setSeries: false },
+      drag: { x: true, y: false },
+      points: { size: 7 },
+      focus: { prox: -1 },
+    },
     hooks: {
       drawClear: [shadeWarmup],
-      draw: [(u) => { drawBroken(u, lines); if (options.marks) drawAlerts(u); if (options.limit) drawLimit(u, options.limit); }],
+      draw: [
+        (u) => {
+          drawBroken(u, lines);
+          if (options.marks) drawAlerts(u);
+          if (options.limit) drawLimit(u, options.limit);
+        },
+      ],
       setCursor: [showValues],
       setScale: [(u, key) => key === "x" && shareZoom(u)],
     },
@@ -115,7 +139,11 @@ function showValues(u) {
   const { lines, options } = u.megarl;
   const index = u.cursor.idx;
   const at = index === null || index === undefined ? u.data[0].length - 1 : index;
-  if (options.onvalues) options.onvalues(lines.map((line, i) => lastValue(u.data[i + 1], at)), index === null || index === undefined ? null : u.data[0][at]);
+  if (options.onvalues)
+    options.onvalues(
+      lines.map((line, i) => lastValue(u.data[i + 1], at)),
+      index === null || index === undefined ? null : u.data[0][at],
+    );
 }
 
 function lastValue(values, at) {
@@ -178,15 +206,18 @@ function marked(u, steps, mark) {
 
 // A cross at the lower edge: here the value was not a number.
 function drawBroken(u, lines) {
-  const size = 4 * devicePixelRatio, y = u.bbox.top + u.bbox.height - size - 2;
+  const size = 4 * devicePixelRatio,
+    y = u.bbox.top + u.bbox.height - size - 2;
   u.ctx.save();
   u.ctx.strokeStyle = colour("critical");
   u.ctx.lineWidth = 2 * devicePixelRatio;
   for (const line of lines) {
     marked(u, line.broken || [], (x) => {
       u.ctx.beginPath();
-      u.ctx.moveTo(x - size, y - size); u.ctx.lineTo(x + size, y + size);
-      u.ctx.moveTo(x - size, y + size); u.ctx.lineTo(x + size, y - size);
+      u.ctx.moveTo(x - size, y - size);
+      u.ctx.lineTo(x + size, y + size);
+      u.ctx.moveTo(x - size, y + size);
+      u.ctx.lineTo(x + size, y - size);
       u.ctx.stroke();
     });
   }
@@ -195,13 +226,16 @@ function drawBroken(u, lines) {
 
 // A small flag at the upper edge: here a health rule spoke.
 function drawAlerts(u) {
-  const size = 4 * devicePixelRatio, y = u.bbox.top;
+  const size = 4 * devicePixelRatio,
+    y = u.bbox.top;
   u.ctx.save();
   for (const alert of [...run.alerts].reverse()) {
     u.ctx.fillStyle = colour(SEVERITIES[alert.severity]);
     marked(u, alert.steps, (x) => {
       u.ctx.beginPath();
-      u.ctx.moveTo(x - size, y - size); u.ctx.lineTo(x + size, y - size); u.ctx.lineTo(x, y + size);
+      u.ctx.moveTo(x - size, y - size);
+      u.ctx.lineTo(x + size, y - size);
+      u.ctx.lineTo(x, y + size);
       u.ctx.fill();
     });
   }
@@ -214,7 +248,8 @@ function drawLimit(u, limit) {
   u.ctx.strokeStyle = u.ctx.fillStyle = colour("critical");
   u.ctx.setLineDash([5, 4]);
   u.ctx.beginPath();
-  u.ctx.moveTo(u.bbox.left, y); u.ctx.lineTo(u.bbox.left + u.bbox.width, y);
+  u.ctx.moveTo(u.bbox.left, y);
+  u.ctx.lineTo(u.bbox.left + u.bbox.width, y);
   u.ctx.stroke();
   u.ctx.textAlign = "left";
   u.ctx.textBaseline = "alphabetic";
@@ -229,25 +264,60 @@ function drawLimit(u, limit) {
 function chartCard(title, lines, options) {
   const values = lines.map(() => make("b"));
   const where = make("span", { class: "where" });
-  const keys = lines.map((line, i) => line.faint ? null :
-    make("span", { class: "key", title: line.title }, swatch(line), make("span", { text: line.label }), values[i]));
+  const keys = lines.map((line, i) =>
+    line.faint
+      ? null
+      : make("span", { class: "key", title: line.title }, swatch(line), make("span", { text: line.label }), values[i]),
+  );
   const canvas = make("div", { class: "plot", tabindex: "0", role: "img" });
   const buttons = make("span", { class: "buttons" });
-  const card = make("figure", { class: "chart" + (options.wide ? " wide" : "") },
-    make("figcaption", {}, make("div", { class: "caption" }, make("h3", { text: title }), make("small", { text: options.unit || "" }), where, buttons), make("div", { class: "keys" }, ...(options.topDown ? keys.reverse() : keys))), canvas);
+  const card = make(
+    "figure",
+    { class: "chart" + (options.wide ? " wide" : "") },
+    make(
+      "figcaption",
+      {},
+      make(
+        "div",
+        { class: "caption" },
+        make("h3", { text: title }),
+        make("small", { text: options.unit || "" }),
+        where,
+        buttons,
+      ),
+      make("div", { class: "keys" }, ...(options.topDown ? keys.reverse() : keys)),
+    ),
+    canvas,
+  );
   options.onvalues = (found, step) => {
-    found.forEach((value, i) => { values[i].textContent = lines[i].share ? percent(value) : short(value === null ? "not finite" : value); });
+    found.forEach((value, i) => {
+      values[i].textContent = lines[i].share ? percent(value) : short(value === null ? "not finite" : value);
+    });
     where.textContent = step === null ? "" : "step " + step + alertsAt(step);
   };
-  canvas.setAttribute("aria-label", title + ": " + lines.filter((line) => !line.faint).map(describeLine).join("; "));
+  canvas.setAttribute(
+    "aria-label",
+    title +
+      ": " +
+      lines
+        .filter((line) => !line.faint)
+        .map(describeLine)
+        .join("; "),
+  );
   canvas.addEventListener("keydown", (event) => moveCursor(event, canvas));
   card.draw = () => drawLines(canvas, lines, options);
   if (options.canBeLog) {
-    const button = make("button", { type: "button", text: "log", title: "Logarithmic scale", "aria-pressed": "false", onclick: () => {
-      options.log = !options.log;
-      button.setAttribute("aria-pressed", String(options.log));
-      canvas.redraw();
-    } });
+    const button = make("button", {
+      type: "button",
+      text: "log",
+      title: "Logarithmic scale",
+      "aria-pressed": "false",
+      onclick: () => {
+        options.log = !options.log;
+        button.setAttribute("aria-pressed", String(options.log));
+        canvas.redraw();
+      },
+    });
     buttons.append(button);
   }
   return card;
@@ -261,7 +331,15 @@ function swatch(line) {
 
 function describeLine(line) {
   const range = extent(line.values);
-  return range ? line.label + " from " + short(range[0]) + " to " + short(range[1]) + ", last " + short(lastValue(line.values, line.values.length - 1)) : line.label;
+  return range
+    ? line.label +
+        " from " +
+        short(range[0]) +
+        " to " +
+        short(range[1]) +
+        ", last " +
+        short(lastValue(line.values, line.values.length - 1))
+    : line.label;
 }
 
 function alertsAt(step) {

@@ -8,10 +8,31 @@ function drawCurves() {
   const place = section("curves");
   for (const chart of [...charts]) if (place.contains(chart.root)) forget(chart);
   place.replaceChildren();
-  const smoothChoice = choice("Smoothing", [[0, "none"], [0.6, "some"], [0.9, "strong"]], smoothing, (weight) => { smoothing = weight; drawCurves(); });
-  const hint = make("span", { class: "hint", text: "Drag to zoom, double-click to see everything. Arrow keys move the cursor of a focused chart." });
-  const cards = report.charts.map((chart) => curveCard(chart.title, chart.names, { wide: chart.wide, height: chart.wide ? 300 : 190 })).filter(Boolean);
-  place.append(make("div", { class: "controls" }, smoothChoice, stepChoice(), hint), make("div", { class: "charts" }, ...cards), legendOfMarks());
+  const smoothChoice = choice(
+    "Smoothing",
+    [
+      [0, "none"],
+      [0.6, "some"],
+      [0.9, "strong"],
+    ],
+    smoothing,
+    (weight) => {
+      smoothing = weight;
+      drawCurves();
+    },
+  );
+  const hint = make("span", {
+    class: "hint",
+    text: "Drag to zoom, double-click to see everything. Arrow keys move the cursor of a focused chart.",
+  });
+  const cards = report.charts
+    .map((chart) => curveCard(chart.title, chart.names, { wide: chart.wide, height: chart.wide ? 300 : 190 }))
+    .filter(Boolean);
+  place.append(
+    make("div", { class: "controls" }, smoothChoice, stepChoice(), hint),
+    make("div", { class: "charts" }, ...cards),
+    legendOfMarks(),
+  );
   for (const card of cards) card.draw();
 }
 
@@ -19,11 +40,19 @@ function drawCurves() {
 function stepChoice() {
   const last = lastStep();
   const ranges = { all: [null, null], main: [run.warmup_steps, last] };
-  const options = [["all", "all"]].concat(run.warmup_steps && run.warmup_steps < last ? [["main", "after the warm-up"]] : []);
+  const options = [["all", "all"]].concat(
+    run.warmup_steps && run.warmup_steps < last ? [["main", "after the warm-up"]] : [],
+  );
   const control = choice("Steps", options, "", (key) => setZoom(...ranges[key]));
   zoomListeners.length = 0;
-  zoomListeners.push(() => [...control.querySelectorAll("button")].forEach((button, i) =>
-    button.setAttribute("aria-pressed", String(ranges[options[i][0]][0] === zoom.min && ranges[options[i][0]][1] === zoom.max))));
+  zoomListeners.push(() =>
+    [...control.querySelectorAll("button")].forEach((button, i) =>
+      button.setAttribute(
+        "aria-pressed",
+        String(ranges[options[i][0]][0] === zoom.min && ranges[options[i][0]][1] === zoom.max),
+      ),
+    ),
+  );
   zoomListeners[0]();
   return control;
 }
@@ -32,8 +61,10 @@ function legendOfMarks() {
   const parts = [];
   if (run.warmup_steps) parts.push("The shaded steps are the warm-up.");
   if (run.alerts.length) parts.push("Flags at the upper edge: a health rule spoke.");
-  if (Object.values(run.series).some((series) => series.y.some((value) => typeof value === "string"))) parts.push("Red crosses: the value was not finite.");
-  if (Object.values(run.series).some((series) => series.n)) parts.push("Of long series the smallest and the largest value of every stretch are drawn.");
+  if (Object.values(run.series).some((series) => series.y.some((value) => typeof value === "string")))
+    parts.push("Red crosses: the value was not finite.");
+  if (Object.values(run.series).some((series) => series.n))
+    parts.push("Of long series the smallest and the largest value of every stretch are drawn.");
   return make("p", { class: "hint", text: parts.join(" ") });
 }
 
@@ -47,14 +78,16 @@ function curveCard(title, names, options) {
     report.runs.forEach((from, runIndex) => {
       const series = readSeries(from, name);
       if (!series) return;
-      lines.push(...smoothed({
-        ...series,
-        label: otherRun ? label + " · " + from.name : label,
-        title: name + (about ? "\n" + about.doc + " (" + about.unit + ")" : ""),
-        // One metric: a colour for each run. Several: a colour for each metric; the dashes tell the runs apart.
-        colour: seriesColour(chosen.length > 1 ? nameIndex : runIndex),
-        dashed: runIndex > 0,
-      }));
+      lines.push(
+        ...smoothed({
+          ...series,
+          label: otherRun ? label + " · " + from.name : label,
+          title: name + (about ? "\n" + about.doc + " (" + about.unit + ")" : ""),
+          // One metric: a colour for each run. Several: a colour for each metric; the dashes tell the runs apart.
+          colour: seriesColour(chosen.length > 1 ? nameIndex : runIndex),
+          dashed: runIndex > 0,
+        }),
+      );
     });
   });
   if (!lines.length) return null;
@@ -69,13 +102,23 @@ function curveCard(title, names, options) {
   options.unit = unit === "1" || options.wide ? "" : unit;
   // What comes first is most important: it is painted last, over the others, and all raw values below all smoothed ones.
   options.topDown = true;
-  return chartCard(title, lines.filter((line) => !line.faint).concat(lines.filter((line) => line.faint)).reverse(), options);
+  return chartCard(
+    title,
+    lines
+      .filter((line) => !line.faint)
+      .concat(lines.filter((line) => line.faint))
+      .reverse(),
+    options,
+  );
 }
 
 function smoothed(line) {
   if (!smoothing || line.values.length < 20) return [line];
   const source = line.means || line;
-  return [{ ...line, faint: true }, { ...line, broken: [], steps: source.steps, values: smooth(source.values, smoothing) }];
+  return [
+    { ...line, faint: true },
+    { ...line, broken: [], steps: source.steps, values: smooth(source.values, smoothing) },
+  ];
 }
 
 // What tells the names of one chart apart: "mean" of response_length/mean, the whole name if it stands alone.
@@ -83,6 +126,10 @@ function shortName(name, names) {
   const evaluation = name.match(/^eval\/(.+)\/score\/mean@(\d+)$/);
   if (evaluation) return "evaluation " + evaluation[1] + (evaluation[2] === "1" ? "" : ", mean of " + evaluation[2]);
   if (name === "critic/score/mean") return "training score";
-  if (names.length > 1 && names.every((one) => one.split("/").slice(0, -1).join("/") === name.split("/").slice(0, -1).join("/"))) return name.split("/").pop();
+  if (
+    names.length > 1 &&
+    names.every((one) => one.split("/").slice(0, -1).join("/") === name.split("/").slice(0, -1).join("/"))
+  )
+    return name.split("/").pop();
   return name;
 }

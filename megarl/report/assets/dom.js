@@ -21,7 +21,8 @@ function make(tag, attributes, ...children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (name === "text") element.textContent = value;
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== undefined && value !== null && value !== false)
+      element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
@@ -61,23 +62,46 @@ function select(label, options, value, onchange) {
 // Buttons of which one is pressed.
 function choice(label, options, value, onchange) {
   const buttons = options.map(([key, text]) =>
-    make("button", { type: "button", text, "aria-pressed": String(key === value), onclick: (event) => {
-      for (const button of buttons) button.setAttribute("aria-pressed", String(button === event.currentTarget));
-      onchange(key);
-    } }));
-  return make("div", { class: "control choice", role: "group", "aria-label": label }, make("span", { text: label }), ...buttons);
+    make("button", {
+      type: "button",
+      text,
+      "aria-pressed": String(key === value),
+      onclick: (event) => {
+        for (const button of buttons) button.setAttribute("aria-pressed", String(button === event.currentTarget));
+        onchange(key);
+      },
+    }),
+  );
+  return make(
+    "div",
+    { class: "control choice", role: "group", "aria-label": label },
+    make("span", { text: label }),
+    ...buttons,
+  );
 }
 
 // A table whose cells are text or elements; columns that begin with "#" hold numbers.
 function table(columns, rows, attributes) {
   const isNumber = columns.map((name) => name.startsWith("#"));
-  const head = columns.map((name, i) => make("th", { scope: "col", class: isNumber[i] ? "number" : null, text: name.replace(/^#/, "") }));
-  const body = rows.map((cells) => make("tr", {}, ...cells.map((cell, i) => {
-    const at = make("td", { class: isNumber[i] ? "number" : null });
-    at.append(cell === null || cell === undefined ? "" : cell);
-    return at;
-  })));
-  return make("div", { class: "scroll" }, make("table", attributes, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
+  const head = columns.map((name, i) =>
+    make("th", { scope: "col", class: isNumber[i] ? "number" : null, text: name.replace(/^#/, "") }),
+  );
+  const body = rows.map((cells) =>
+    make(
+      "tr",
+      {},
+      ...cells.map((cell, i) => {
+        const at = make("td", { class: isNumber[i] ? "number" : null });
+        at.append(cell === null || cell === undefined ? "" : cell);
+        return at;
+      }),
+    ),
+  );
+  return make(
+    "div",
+    { class: "scroll" },
+    make("table", attributes, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)),
+  );
 }
 
 // -- numbers
@@ -126,10 +150,13 @@ function inUnit(value, unit) {
 
 // Control characters and those that turn the direction of text are shown, not obeyed.
 function visible(text) {
-  return text.replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g, (found) => {
-    const code = found.charCodeAt(0);
-    return code < 32 ? String.fromCharCode(0x2400 + code) : "⟨" + code.toString(16) + "⟩";
-  });
+  return text.replace(
+    /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g,
+    (found) => {
+      const code = found.charCodeAt(0);
+      return code < 32 ? String.fromCharCode(0x2400 + code) : "⟨" + code.toString(16) + "⟩";
+    },
+  );
 }
 
 function lastStep() {
@@ -140,7 +167,9 @@ function lastStep() {
 
 const PALETTE_SIZE = 10;
 function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  return getComputedStyle(document.documentElement)
+    .getPropertyValue("--" + name)
+    .trim();
 }
 function seriesColour(index) {
   return colour("c" + (index % PALETTE_SIZE));

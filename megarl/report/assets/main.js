@@ -2,9 +2,18 @@
 // Draws the page. A part that fails says so in its place and leaves the others alone.
 
 const PARTS = [
-  ["identity", drawIdentity], ["tiles", drawTiles], ["comparison", drawComparison], ["curves", drawCurves], ["step-time", drawStepTime],
-  ["timeline", drawTimeline], ["memory", drawMemory], ["alerts", drawAlertTable], ["samples", drawSamples], ["metrics", drawMetrics],
-  ["config", drawConfig], ["devices", drawDevices],
+  ["identity", drawIdentity],
+  ["tiles", drawTiles],
+  ["comparison", drawComparison],
+  ["curves", drawCurves],
+  ["step-time", drawStepTime],
+  ["timeline", drawTimeline],
+  ["memory", drawMemory],
+  ["alerts", drawAlertTable],
+  ["samples", drawSamples],
+  ["metrics", drawMetrics],
+  ["config", drawConfig],
+  ["devices", drawDevices],
 ];
 
 for (const [name, draw] of PARTS) {
@@ -13,7 +22,10 @@ for (const [name, draw] of PARTS) {
   } catch (error) {
     noteProblem(name + ": " + error.stack);
     const place = section(name);
-    if (place) place.append(make("p", { class: "missing", text: "This part of the report could not be drawn: " + error.message }));
+    if (place)
+      place.append(
+        make("p", { class: "missing", text: "This part of the report could not be drawn: " + error.message }),
+      );
   }
 }
 

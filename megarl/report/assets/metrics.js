@@ -7,17 +7,29 @@ function drawMetrics() {
   const names = [...new Set(report.runs.flatMap((from) => Object.keys(from.series)))].sort();
   const list = make("div", { class: "metricList" });
   const count = make("span", { class: "hint", role: "status" });
-  const box = make("input", { type: "search", placeholder: "critic/score, tokens/response_length, skew …", "aria-label": "Find a metric", oninput: () => show() });
+  const box = make("input", {
+    type: "search",
+    placeholder: "critic/score, tokens/response_length, skew …",
+    "aria-label": "Find a metric",
+    oninput: () => show(),
+  });
   const rows = new Map();
   const show = () => {
     const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = names.filter((name) => words.every((word) => searchText(name).includes(word)));
     const shown = found.slice(0, MAX_ROWS);
-    count.textContent = found.length + " of " + names.length + " metrics" + (shown.length < found.length ? ", the first " + MAX_ROWS + " are shown" : "");
-    list.replaceChildren(...shown.map((name) => {
-      if (!rows.has(name)) rows.set(name, metricRow(name));
-      return rows.get(name);
-    }));
+    count.textContent =
+      found.length +
+      " of " +
+      names.length +
+      " metrics" +
+      (shown.length < found.length ? ", the first " + MAX_ROWS + " are shown" : "");
+    list.replaceChildren(
+      ...shown.map((name) => {
+        if (!rows.has(name)) rows.set(name, metricRow(name));
+        return rows.get(name);
+      }),
+    );
   };
   section("metrics").append(make("div", { class: "controls" }, box, count), list);
   show();
@@ -37,10 +49,15 @@ function metricRow(name) {
   const series = report.runs.map((from) => readSeries(from, name)).find(Boolean);
   const range = extent(series.values);
   const aliases = about.aliases.length ? " · also " + about.aliases.join(", ") : "";
-  const button = make("button", { type: "button", class: "metric", "aria-expanded": "false", onclick: toggle },
-    make("code", { text: visible(name) }), make("span", { class: "doc", text: about.doc + aliases }),
+  const button = make(
+    "button",
+    { type: "button", class: "metric", "aria-expanded": "false", onclick: toggle },
+    make("code", { text: visible(name) }),
+    make("span", { class: "doc", text: about.doc + aliases }),
     make("span", { class: "number", text: short(lastValue(series.values, series.values.length - 1)) }),
-    make("span", { class: "number range", text: range ? short(range[0]) + " … " + short(range[1]) : "" }), make("span", { class: "unit", text: about.unit === "1" ? "" : about.unit }));
+    make("span", { class: "number range", text: range ? short(range[0]) + " … " + short(range[1]) : "" }),
+    make("span", { class: "unit", text: about.unit === "1" ? "" : about.unit }),
+  );
   const place = make("div", { class: "charts" });
   function toggle() {
     const isOpen = button.getAttribute("aria-expanded") === "true";
