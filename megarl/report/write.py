@@ -43,7 +43,11 @@ def write_report(directory: Path, out: Path | None = None, other: Path | None = 
         "charts": curves_for(dict.fromkeys(names)),
         "about": {name: about for name in dict.fromkeys(names) if (about := describe(name)) is not None},
     }
-    if theirs is not None:
+    if theirs is not None and other is not None:
+        if ours.page["name"] == theirs.page["name"]:
+            ours.page["name"], theirs.page["name"] = (
+                str(Path(*path.resolve().parts[-2:])) for path in (directory, other)
+            )
         data["comparison"] = {
             "numbers": compare(ours.facts, theirs.facts),
             "settings": differing(ours.settings, theirs.settings),
@@ -79,7 +83,7 @@ def _read_run(directory: Path) -> _Run:
     table = SeriesTable()
     columns = sorted([*history.columns.items(), *history.memory.columns()], key=lambda item: item[0])
     page = {
-        "name": str(settings.get("run.name") or directory.resolve().name),
+        "name": directory.resolve().name,
         "run_id": history.run_id,
         "layout": settings.layout,
         "device": _device_names(devices, settings, history),

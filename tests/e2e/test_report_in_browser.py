@@ -180,10 +180,10 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     evil = (
         '</script><script>document.body.dataset.errors="ran"</script><img src=x onerror="alert(1)">\u202e\u0000\x1b[31m'
     )
-    run = make_run(tmp_path / "evil", num_steps=3, num_devices=2)
+    run = make_run(tmp_path / "<script>alert(1)<!--", num_steps=3, num_devices=2)
     alerts = [{"rule": evil, "severity": 2, "message": evil}]
     write_ledger(run, [line(1, {evil: 1.0, "critic/score/mean": 0.5, "__proto__": 2.0}, alerts=alerts, run_id=evil)])
-    (run / "resolved.yaml").write_text('run: {name: "</title><script>alert(1)</script>"}\nmodel: {path: "<b>x</b>"}\n')
+    (run / "resolved.yaml").write_text('model: {path: "</pre><script>alert(1)</script>"}\n')
     (run / "samples" / "step_000003.jsonl").write_text(_group_with(evil))
     assert main(["report", str(run)]) == 0
     with opened(run / "report.html") as page:
@@ -193,7 +193,9 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
         shown = page.run("document.querySelector('#samples .prompt .text').textContent")
         assert shown.startswith("</script><script>")
         assert shown.endswith("⟨202e⟩␀␛[31m")
-        assert "</title><script>" in page.run("document.title")
+        assert page.run("document.title").startswith("<script>alert(1)<!--")
+        assert page.run("document.querySelector('h1').textContent") == "<script>alert(1)<!--"
+        assert "</pre><script>" in page.run("document.querySelector('#config pre').textContent")
         assert "__proto__" in page.run("document.querySelector('#metrics').textContent")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -67,8 +69,6 @@ def test_the_page_loads_nothing(run: Path) -> None:
 
 
 def test_only_the_pages_own_scripts_may_run(run: Path) -> None:
-    import base64
-
     parts = Parts(write_report(run).read_text())
     policy = next(a["content"] for tag, a in parts.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -110,11 +110,10 @@ def test_foreign_text_cannot_leave_the_data(tmp_path: Path) -> None:
     assert data_of(directory / "report.html")["runs"][0]["run_id"] == evil
 
 
-def test_a_name_that_no_file_can_hold_is_written_anyhow(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", num_steps=2, num_devices=1)
-    (run / "resolved.yaml").write_text('run: {name: "\\uD800x"}\n')
+def test_names_that_are_no_text_are_written_anyhow(tmp_path: Path) -> None:
+    run = tmp_path / os.fsdecode(b"run\xff")
     write_ledger(run, [line(1, {"a\ud800": 1.0})])
-    write_report(run).read_text(encoding="utf-8")
+    assert "<title>run&#56575; - megarl" in write_report(run).read_text(encoding="utf-8")
 
 
 def test_the_headline_of_a_run(run: Path) -> None:
@@ -157,6 +156,13 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
         "run.num_steps": ["40", "20"],
         "actor.optimizer.lr": ["1.0e-06", "3.0e-06"],
     }
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    for place in ("mine", "yours"):
+        write_ledger(tmp_path / place / "run", [line(1, {"a": 1.0})])
+    data = data_of(write_report(tmp_path / "mine" / "run", other=tmp_path / "yours" / "run"))
+    assert [one["name"] for one in data["runs"]] == ["mine/run", "yours/run"]
 
 
 def test_a_run_with_itself_differs_in_nothing(run: Path, tmp_path: Path) -> None:

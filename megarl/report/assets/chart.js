@@ -254,7 +254,7 @@ function drawLimit(u, limit) {
   u.ctx.textAlign = "left";
   u.ctx.textBaseline = "alphabetic";
   u.ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
-  u.ctx.fillText(limit.label, u.bbox.left + 6, y + 14 * devicePixelRatio);
+  u.ctx.fillText(limit.label, u.bbox.left + 6, y - 5 * devicePixelRatio);
   u.ctx.restore();
 }
 

@@ -216,7 +216,7 @@ function drawMemoryCurve(place) {
     height: 220,
     limit,
     marks: true,
-    range: () => [0, top * 1.06 || 1],
+    range: () => [0, top * 1.18 || 1],
   });
   place.append(card);
   card.draw();

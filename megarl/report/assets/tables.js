@@ -11,10 +11,11 @@ function drawIdentity() {
     run.device,
     run.started === null ? "" : moment(run.started) + " to " + moment(run.ended),
     run.run_id ? "id " + run.run_id : "",
+    otherRun ? "compared with " + otherRun.name : "",
   ];
   document
     .getElementById("identity")
-    .append(make("h1", { text: run.name }), make("p", { text: parts.filter(Boolean).join("  ·  ") }));
+    .append(make("h1", { text: visible(run.name) }), make("p", { text: visible(parts.filter(Boolean).join("  ·  ")) }));
   if (run.num_damaged)
     document
       .getElementById("tiles")
