@@ -43,3 +43,4 @@ bench: setup
 	$(BIN)/python tools/bench/offload_memory.py
 	$(BIN)/python tools/bench/planner.py
 	$(BIN)/python tools/bench/logprob_memory.py
+	$(BIN)/python tools/bench/report_scale.py

@@ -24,6 +24,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["megarl", "megarl.*"]),
     include_package_data=True,
+    package_data={"megarl.report": ["assets/*", "assets/uplot/*"]},
     install_requires=pinned(
         "torch", "megatron-core", "numpy", "psutil", "pydantic", "PyYAML", "safetensors", "tokenizers", "tqdm"
     ),

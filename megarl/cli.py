@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``export`` and ``track``.
+"""The command line: ``megarl check``, ``train``, ``report``, ``export`` and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -83,6 +83,14 @@ def _train(arguments: argparse.Namespace) -> int:
     return start_training(config, fresh=arguments.fresh)
 
 
+def _report(arguments: argparse.Namespace) -> int:
+    from megarl.report.write import write_report
+
+    path = write_report(arguments.run, arguments.out, arguments.compare)
+    sys.stdout.write(f"{path}\n")
+    return EXIT_OK
+
+
 def _export(arguments: argparse.Namespace) -> int:
     from megarl.run.export import export_checkpoint
 
@@ -125,6 +133,12 @@ def _parser() -> argparse.ArgumentParser:
         commands, "train", _train, "train, as the configuration says; a run that was begun goes on"
     )
     train.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    report = _add(commands, "report", _report, "write what a run did as one HTML page")
+    report.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
+    report.add_argument(
+        "--compare", metavar="OTHER", type=Path, help="another run directory, drawn into the same charts"
+    )
+    report.add_argument("--out", metavar="FILE", type=Path, help="the page; report.html in RUN if not given")
     export = _add(commands, "export", _export, "write the model of a checkpoint as a Hugging Face directory")
     export.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     export.add_argument("--step", type=int, help="which checkpoint; the newest one if not given")

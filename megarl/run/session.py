@@ -11,6 +11,7 @@ from megarl.config.schema import RunConfig
 from megarl.config.tracking import services_of
 from megarl.core.device_table import meet_devices
 from megarl.core.world import World
+from megarl.report.write import write_report
 from megarl.run.build import Builder
 from megarl.run.directory import num_restarts
 from megarl.run.inputs import open_inputs
@@ -55,6 +56,16 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
         recorder.finish()
         inputs.close()
     recorder.announce(format_summary(history, directory, config.warmup.num_steps if config.warmup else 0))
+    if world.is_driver:
+        recorder.announce(_report(directory))
+
+
+def _report(directory: Path) -> str:
+    """Write the report and say where it is. The run has succeeded whatever becomes of its picture."""
+    try:
+        return f"  Report: {write_report(directory)}"
+    except Exception as error:
+        return f"  No report could be written ({type(error).__name__}: {error}). Try: megarl report {directory}"
 
 
 def _where_it_resumes(config: RunConfig, checkpoint: Checkpoint, directory: Path) -> str:
