@@ -51,7 +51,7 @@ class MetricsSettings(Section):
         rule="a list of texts; it may be empty",
     )
     console_exclude: list[str] = setting(
-        ["memory/**", "time/*/*/**"],
+        ["memory/**", "time/*/*/**", "alerts/**"],
         "Metrics that the console line leaves out.",
         rule="a list of texts; it may be empty",
     )

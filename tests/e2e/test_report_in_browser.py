@@ -90,7 +90,7 @@ def test_every_chart_is_drawn(page: Page) -> None:
 def test_timeline_has_a_row_per_rank_and_other_steps(page: Page) -> None:
     assert count(page, "#timeline .idle") == 4
     before = page.run("document.querySelector('#timeline svg').getAttribute('aria-label')")
-    page.run("document.querySelector('#timeline [aria-label=\"Next step\"]').click()")
+    page.run("document.querySelector('#timeline [aria-label=\"Previous step\"]').click()")
     assert page.run("document.querySelector('#timeline svg').getAttribute('aria-label')") != before
 
 
@@ -110,8 +110,8 @@ def test_a_metric_is_found_by_another_programs_name_and_drawn(page: Page) -> Non
     find = (
         "const box = document.querySelector('#metrics input'); box.value = {!r}; box.dispatchEvent(new Event('input'))"
     )
-    page.run("{" + find.format("tokens/response_length mean") + "}")
-    assert page.run("document.querySelector('#metrics .metric code').textContent") == "response_length/mean"
+    page.run("{" + find.format("critic/entropy mean") + "}")
+    assert page.run("document.querySelector('#metrics .metric code').textContent") == "actor/entropy"
     assert count(page, "#metrics canvas") == 0
     page.run("document.querySelector('#metrics .metric').click()")
     assert count(page, "#metrics canvas") == 1

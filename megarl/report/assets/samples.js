@@ -11,7 +11,7 @@ function drawSamples() {
       "samples",
       "No samples were recorded: there is no ",
       make("code", { text: "samples/" }),
-      " in the run directory.",
+      " in the run directory. Set rollout.kept_groups above 0.",
     );
   const place = section("samples");
   const list = make("div", { class: "groups" });

@@ -35,7 +35,7 @@ function drawTimeline() {
   );
   place.append(make("div", { class: "controls" }, picker, ...buttons, timelineKeys(steps)), chart);
   chart.redraw = () => go(shownStep);
-  go(Math.floor(steps.length / 2));
+  go(steps.length - 1); // the latest: the first ones are of a warm-up, or of a cold machine
 }
 
 function timelineKeys(steps) {
