@@ -38,8 +38,8 @@ def _sum(block: Floats, present: Flags, _: Sequence[Place]) -> Columns:
 
 def _node_sum(block: Floats, present: Flags, places: Sequence[Place]) -> Columns:
     nodes = np.array([place.node for place in places])
-    readings = np.where(present, block[:, :, 0], 0.0)
-    sums = np.stack([readings[nodes == node].sum(axis=0) for node in np.unique(nodes)])
+    sums = np.zeros((nodes.max() + 1, block.shape[1]))
+    np.add.at(sums, nodes, np.where(present, block[:, :, 0], 0.0))
     return {"": (sums.max(axis=0), _anywhere(present))}
 
 
