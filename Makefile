@@ -44,3 +44,5 @@ bench: setup
 	$(BIN)/python tools/bench/planner.py
 	$(BIN)/python tools/bench/logprob_memory.py
 	$(BIN)/python tools/bench/report_scale.py
+	$(BIN)/python tools/bench/metrics_merge.py
+	$(BIN)/python tools/bench/metrics_overhead.py --trackers

@@ -57,6 +57,12 @@ class MetricsSettings(Section):
     )
 
 
+class MonitorSettings(Section):
+    """What readers of Trinity-RFT's documents look for."""
+
+    detailed_stats: bool = setting(False, "The same as metrics.detailed_stats, in Trinity-RFT's spelling.")
+
+
 class HardwareSettings(Section):
     """What the devices could do at best."""
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, StringConstraints
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
-from megarl.config.measuring import HardwareSettings, MetricsSettings
+from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
 from megarl.config.names import DATASETS, DatasetName, RewardName, TokenizerName, name_as_mapping
 from megarl.config.parallel import ParallelSettings
 from megarl.config.roles import ActorSettings, CriticSettings, OptimizerSettings, ReferenceSettings, WarmupSettings
@@ -269,6 +269,7 @@ class RunConfig(Section):
         {}, "Options of the tracker; with several trackers, by tracker: {wandb: {project: ...}}.", rule="a mapping"
     )
     metrics: MetricsSettings = section(MetricsSettings, "What is measured and how it is spelled.")
+    monitor: MonitorSettings = section(MonitorSettings, "The same settings in Trinity-RFT's spelling.")
     alerts: AlertSettings = section(AlertSettings, "When the run raises its voice.")
     hardware: HardwareSettings = section(HardwareSettings, "What the devices could do at best.")
 

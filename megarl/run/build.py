@@ -268,7 +268,8 @@ class Builder:
         ]
         schedule = Schedule(config.eval.every, config.eval.before_training, config.eval.at_end, stage_ends)
         best = best_of if config.metrics.best_of == "exact" else bootstrap_best_of
-        summarise = partial(at_k, detailed=config.metrics.detailed_stats, best=best)
+        detailed = config.metrics.detailed_stats or config.monitor.detailed_stats
+        summarise = partial(at_k, detailed=detailed, best=best)
         tokenizer, seed = self._inputs.tokenizer, config.run.seed
         return Evaluator(sets, schedule, tokenizer, generation.fleet, generation.sync, residency, seed, summarise)
 

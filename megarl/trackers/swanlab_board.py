@@ -19,6 +19,8 @@ from swanlab.deprecated import local
 
 from megarl.trackers.sinks import GROUPS
 
+_OPEN_GROUPS = ("critic", "actor", "eval")
+
 
 class _Column(local._ColumnInfo):  # type: ignore[misc]  # untyped
     """A chart in the group that its name begins with, behind the groups that are already there."""
@@ -41,10 +43,15 @@ class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
         return "megarl-board"
 
     def on_run_initialized(self, run_dir: Path, path: str, settings: Any, *_: Any, **__: Any) -> None:
-        """The dashboard shows groups in the order in which they were made, and only those that have charts."""
+        """The dashboard shows groups in the order in which they were made, and only those that have charts.
+
+        It loads every chart of an open group, so only the groups that people look at first are open.
+        """
         super().on_run_initialized(run_dir, path, settings)
         for group in GROUPS:
             Namespace.create(name=group, experiment_id=self.exp.id)
+        others = (Namespace.experiment_id == self.exp.id) & Namespace.name.not_in(_OPEN_GROUPS)
+        Namespace.update(opened=0).where(others).execute()
 
     def on_scalar_flush(self, scalar_records: list[Any], *_: Any, **__: Any) -> None:
         """Many points at once: the charts in one transaction, each metric's points in one write."""

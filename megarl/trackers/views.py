@@ -79,8 +79,3 @@ class Spelling:
             few[f"{stem}/max"], few[f"{stem}/min"] = values[fullest], min(values.values())
             few[f"{stem}/mean"], few[f"{stem}/argmax"] = sum(values.values()) / len(values), fullest
         return few
-
-
-def spell(metrics: Mapping[str, float], view: str) -> dict[str, float]:
-    """The metrics of one step in one view."""
-    return Spelling([view]).spell(metrics)

@@ -139,7 +139,10 @@ def test_an_all_masked_batch_is_a_finite_step_of_zero(gang: Any, model_directory
     driver, other = gang(2).run(masked_job, directory=str(model_directory))
     assert driver["record"] == {
         "actor/pg_loss": 0.0,
+        "actor/weighted_pg_loss": 0.0,
         "actor/total_loss": 0.0,
+        "actor/total_samples": 24.0,
+        "actor/valid_samples": 0.0,
         "actor/grad_norm": 0.0,
         "actor/grad_norm_max": 0.0,
         "actor/skipped_updates": 0.0,

@@ -53,7 +53,7 @@ EVERYTHING = (
     "eval.sets.gsm8k-eval={data: builtin:carry_held_out, max_prompts: 3, num_samples: 4, temperature: 1.0}",
     "eval.sets.openai/gsm8k={data: builtin:carry_held_out, max_prompts: 3}",
     "eval.bench_sets.gsm8k-eval={data: builtin:carry_held_out, max_prompts: 3, num_samples: 4, temperature: 1.0}",
-    "metrics.detailed_stats=true",
+    "monitor.detailed_stats=true",
     "checkpoint.every=1",
 )
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from megarl.trackers.progress_bar import ProgressBar
 from megarl.trackers.to_stdout import ToStdout, format_number, format_step
-from megarl.trackers.views import spell
+from megarl.trackers.views import Spelling
 
 SCORES = [i / 256 for i in range(1, 13)]
 SECONDS = [41.01343672798248 + i for i in range(12)]
@@ -167,16 +167,21 @@ def test_numpy_types_never_reach_the_line():
 
 def test_views_change_names_only():
     metrics = {"actor/pg_clipfrac": 0.1, "timing_s/gen": 2.0, "weights/version": 3.0, "mine": 1.0}
-    assert spell(metrics, "native") == {
+    assert Spelling(["native"]).spell(metrics) == {
         "actor/pg_clipfrac": 0.1, "timing_s/gen": 2.0, "weights/version": 3, "user/mine": 1.0,
     }  # fmt: skip
-    assert list(spell(metrics, "roll")) == ["actor/clipfrac", "time/rollout", "weights/version", "user/mine"]
-    assert list(spell(metrics, "trinity")) == ["actor/pg_clipfrac", "time/gen", "weights/version", "user/mine"]
-    assert list(spell(metrics, "all")) == [
+    assert list(Spelling(["roll"]).spell(metrics)) == ["actor/clipfrac", "time/rollout", "weights/version", "user/mine"]
+    assert list(Spelling(["trinity"]).spell(metrics)) == [
+        "actor/pg_clipfrac",
+        "time/gen",
+        "weights/version",
+        "user/mine",
+    ]
+    assert list(Spelling(["all"]).spell(metrics)) == [
         "actor/pg_clipfrac", "actor/clipfrac", "timing_s/gen", "time/rollout", "time/gen",
         "weights/version", "user/mine",
     ]  # fmt: skip
-    assert isinstance(spell(metrics, "native")["weights/version"], int)
+    assert isinstance(Spelling(["native"]).spell(metrics)["weights/version"], int)
 
 
 def test_the_bar_of_a_resumed_run_starts_where_it_left():
