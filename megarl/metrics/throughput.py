@@ -29,11 +29,10 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The models' arithmetic, and how often an update goes over the batch."""
+    """The models' arithmetic."""
 
     actor: Arithmetic | None = None
     critic: Arithmetic | None = None
-    num_epochs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +42,24 @@ class Derivation:
     hardware: Hardware = field(default_factory=Hardware)
     workload: Workload = field(default_factory=Workload)
 
-    def derive(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """All that follows from the metrics."""
+    def derive(self, metrics: Mapping[str, float], num_epochs: int = 1) -> dict[str, float]:
+        """All that follows from the metrics of a step whose updates went over the batch ``num_epochs`` times."""
         return {
             **_speeds(metrics, self.hardware.num_devices),
             **_sums(metrics),
             **_ratios(metrics),
-            **self._utilisation(metrics),
+            **self._utilisation(metrics, num_epochs),
         }
 
-    def _utilisation(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _utilisation(self, metrics: Mapping[str, float], num_epochs: int) -> dict[str, float]:
         """Arithmetic done / arithmetic that all devices could have done while the slowest rank was at work."""
         peak = self.hardware.peak_flops
         tokens, squares = metrics.get("perf/total_num_tokens"), metrics.get("perf/num_squared_tokens")
         if peak is None or not tokens or squares is None:
             return {}
         jobs = {
-            "actor": (self.workload.actor, "actor_train/train_step", 3 * self.workload.num_epochs),
-            "critic": (self.workload.critic, "critic/train_step", 3 * self.workload.num_epochs),
+            "actor": (self.workload.actor, "actor_train/train_step", 3 * num_epochs),
+            "critic": (self.workload.critic, "critic/train_step", 3 * num_epochs),
             "actor_infer": (self.workload.actor, "actor_train/compute_log_probs", 1),
         }
         return {

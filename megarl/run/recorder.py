@@ -96,7 +96,7 @@ class Recorder:
             return
         self.num_samples += metrics.get("experience_pipeline/experience_count", 0)
         self.num_tokens += metrics.get("perf/total_num_tokens", 0)
-        metrics |= self._desk.derivation.derive(metrics)
+        metrics |= self._desk.derivation.derive(metrics, stage.algorithm.num_epochs)
         rate = self._push_rate(metrics)
         if rate is not None:
             metrics |= {"system/tps": rate, "system/tps_gpu": rate / world.size}

@@ -96,7 +96,7 @@ def _derivation(config: RunConfig, devices: Sequence[DeviceRow]) -> Derivation:
     hardware = Hardware(len(devices), 1e12 * sum(peaks) if len(peaks) == len(devices) else None)
     actor = Arithmetic.of(model_shape(config))
     critic = Arithmetic.of(critic_shape(config)) if config.uses_critic else None
-    return Derivation(hardware, Workload(actor, critic, getattr(config.algorithm, "num_epochs", 1)))
+    return Derivation(hardware, Workload(actor, critic))
 
 
 def _newest_readable(directory: Path) -> Checkpoint | None:

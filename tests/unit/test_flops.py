@@ -65,7 +65,7 @@ def test_utilisation_is_work_over_what_all_devices_could_do() -> None:
         "time/actor_train/train_step/execute": 2.0,
         "time/actor_train/compute_log_probs/execute": 0.5,
     }
-    known = Derivation(Hardware(4, 4e12), Workload(arithmetic, None, num_epochs=2)).derive(step)
+    known = Derivation(Hardware(4, 4e12), Workload(arithmetic)).derive(step, num_epochs=2)
     # forward and backward, twice: 3 · 2 · 2e9 · 100 operations, in 2 seconds of 4e12 per second
     assert known["perf/mfu/actor"] == pytest.approx(1.2e12 / 8e12)
     assert known["perf/mfu/actor_infer"] == pytest.approx(2e11 / 2e12)
