@@ -33,8 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
+        _require_streams()
         code = _run(argv)
-        sys.stdout.flush()  # here, so that a closed pipe is noticed while it can still be handled
+        _flush()  # here, so that a closed pipe is noticed while it can still be handled
         return code
     except MegarlError as error:
         sys.stderr.write(f"{error}\n")
@@ -49,6 +50,23 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"MRL-9001 internal error in megarl {__version__}. Please report it with this text:\n")
         sys.stderr.write(traceback.format_exc())
         return EXIT_INTERNAL
+
+
+def _require_streams() -> None:
+    """Python has no stdout or stderr where the shell closed them (``>&-``); what is written then goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (to the end of the process)
+
+
+def _flush() -> None:
+    """A full disk behind stdout is no reason to call a finished command a failure."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str] | None) -> int:

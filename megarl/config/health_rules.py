@@ -91,8 +91,9 @@ _RULES: tuple[HealthRule, ...] = (
         {"warn": 0.2}, patience=5,
     ),
     HealthRule(
-        "H09", "actor/grad_norm critic/grad_norm", "not finite, or above {floor} and above {critical} times the median "
-        "of the last 20 steps (at least 10)", "critical", "a gradient spike",
+        "H09", "actor/grad_norm critic/grad_norm actor/skipped_updates critic/skipped_updates",
+        "not finite, or an update was skipped because it was not, or above {floor} and above {critical} times the "
+        "median of the last 20 steps (at least 10)", "critical", "a gradient spike",
         "Lower the optimizer.lr of that model, keep its optimizer.grad_clip on, and look at the step's samples.",
         {"critical": 10.0, "floor": 0.1},
     ),
@@ -170,8 +171,8 @@ _RULES: tuple[HealthRule, ...] = (
         patience=5,
     ),
     HealthRule(
-        "H21", "eval/*/score/mean@*", "further than {warn} standard deviations and than {floor} below its best. The "
-        "deviation is that of the set's own last 10 values before this one (at least 4): std@k is about one prompt",
+        "H21", "eval/*/score/mean@*", "further than {warn} standard errors (eval/*/score/stderr@*) and than {floor} "
+        "below its best",
         "warn", "the evaluation regressed",
         "Go back to the best checkpoint (checkpoint.best_metric keeps it); lower actor.optimizer.lr or raise "
         "algorithm.kl.coef.",
@@ -197,7 +198,7 @@ _RULES: tuple[HealthRule, ...] = (
         {"warn": 1.0}, patience=3,
     ),
     HealthRule(
-        "H25", "memory/cpu/*/end/rss perf/cpu_memory_used_gb perf/cpu_memory_total_gb",
+        "H25", "memory/cpu/*/end/rss perf/cpu_memory_used_frac",
         "a process grows by more than {warn} GiB per 100 steps over 200 steps, or a host is fuller than {host}",
         "warn", "host memory is running out",
         "Look for what keeps growing, often a reward function (reward.name); until then checkpoint.every saves the "

@@ -30,7 +30,9 @@ class MetricsSettings(Section):
         min_length=1,
     )
     view_per_sink: dict[Literal["console", "tensorboard", "wandb", "swanlab", "stdout_json"], Views] = setting(
-        {"console": ["verl"]}, "Another view for one place where metrics go.", rule="a mapping from sinks to views"
+        {},
+        "Another view for one place where metrics go; the console's own is verl.",
+        rule="a mapping from console, tensorboard, wandb, swanlab or stdout_json to a view",
     )
     memory: Literal["off", "summary", "device"] = setting(
         "device",

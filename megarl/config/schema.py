@@ -24,7 +24,8 @@ __all__ = ["ActorSettings", "CriticSettings", "OptimizerSettings", "ParallelSett
 
 _MANY = 1_000_000_000
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-_SET_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._-]{0,99}){0,3}$"
+_SET_PART = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?"
+_SET_NAME = rf"^{_SET_PART}(/{_SET_PART}){{0,3}}$"
 _DATA_RULE = f"a JSONL file or a built-in task: {', '.join(DATASETS)}"
 
 

@@ -29,12 +29,17 @@ def _written_out(node: Node, path: KeyPath, is_secret: bool) -> Iterator[tuple[P
         # a list is taken away as a whole: its items have no path
         for child in node.value:
             yield from ((problem, path) for problem, _ in _written_out(child, path, is_secret))
-    elif is_secret and not _may_stay(path[-1], node.value):
+    elif is_secret and not _may_stay(path[-1], node.value) and not _is_misspelt(path):
         hint = f"Put it into an environment variable or a file, and write {path[-1]}: env:NAME or file:PATH."
         yield Problem("MRL-1013", f"{dotted(path)} is a secret that is written out.", (path,), (hint,)), path
     elif isinstance(node.value, str) and has_url_credentials(node.value):
         text = f"{dotted(path)} is a URL with credentials in it."
         yield Problem("MRL-1013", text, (path,), ("Leave out what stands before the @.",)), path
+
+
+def _is_misspelt(path: KeyPath) -> bool:
+    """``data.prmpt_key`` is a typo, not a secret: that section has no room for one, and the schema refuses the word."""
+    return path[0] == "data" and path[-1].endswith("_key")
 
 
 def _may_stay(key: str, value: object) -> bool:

@@ -96,6 +96,10 @@ class _Finding:
         )
 
     def _unusable_name(self) -> Problem:
+        if self._path[:2] == ("metrics", "view_per_sink"):
+            sinks = ("console", "tensorboard", "wandb", "swanlab", "stdout_json")
+            text = f"metrics.view_per_sink has no {show(self._path[-2])}.{_meant(self._path[-2], sinks)}"
+            return Problem("MRL-1004", text, (self._path[:-1],), (f"Its keys are {', '.join(sinks)}.",))
         text = f"{show(self._path[-2])} cannot be the name of a set in {dotted(self._path[:-2])}."
         hint = "Use letters, digits, dots, dashes and underscores; slashes inside, as in openai/gsm8k."
         return Problem("MRL-1004", text, (self._path[:-1],), (hint,))

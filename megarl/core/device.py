@@ -21,6 +21,9 @@ import torch
 from megarl.core.errors import ConfigError
 
 GIB = float(2**30)
+# what a container may use, and uses: in the kernel's second and first way of telling
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_USAGES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
 
 def choose_device(requested: str, local_rank: int) -> torch.device:
@@ -112,7 +115,15 @@ def device_memory(device: torch.device) -> float:
 
 def host_memory() -> float:
     """What processes on this host, or in this container, may use in all, in GiB."""
-    return min(psutil.virtual_memory().total, _container_limit()) / GIB
+    return min(psutil.virtual_memory().total, _of_container(_LIMITS)) / GIB
+
+
+def host_memory_used() -> tuple[float, float]:
+    """Memory in use on this host in GiB, and as a fraction: of the container's limit where that is the smaller one."""
+    host = psutil.virtual_memory()
+    limit, used = _of_container(_LIMITS), _of_container(_USAGES)
+    bounded = limit < host.total and used < math.inf
+    return host.used / GIB, used / limit if bounded else host.used / host.total
 
 
 def process_memory() -> tuple[float, float]:
@@ -125,6 +136,8 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
+    # Freed memory that malloc holds on to is nobody's: it would hide what is taken from it, and stay in the next peak.
+    release_freed_memory(device)
     with contextlib.suppress(OSError):  # a kernel that refuses leaves the peak of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -154,8 +167,9 @@ def _status_gib(field: str) -> float:
     return int(content[start : content.index(b"kB", start)]) * 1024 / GIB
 
 
-def _container_limit() -> float:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+def _of_container(paths: tuple[str, ...]) -> float:
+    """A figure of this container's in bytes; infinite if there is none."""
+    for path in paths:
         with contextlib.suppress(OSError, ValueError):  # not there, or "max": no limit
             return float(Path(path).read_text())
     return math.inf

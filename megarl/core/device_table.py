@@ -6,6 +6,7 @@ node's GPUs do not both call theirs 0. Memory is reported under this number, so 
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,11 +37,11 @@ class DeviceRow:
     dp: int
 
 
-def number_devices(hostnames: Sequence[str], indices: Sequence[int]) -> list[Place]:
-    """The place of every rank, from the ranks' hosts and the devices' physical indices there."""
-    nodes = {host: node for node, host in enumerate(dict.fromkeys(hostnames))}
+def number_devices(nodes_of: Sequence[str], indices: Sequence[int]) -> list[Place]:
+    """The place of every rank, from the names of the ranks' nodes and the devices' physical indices there."""
+    nodes = {name: node for node, name in enumerate(dict.fromkeys(nodes_of))}
     per_node = max(indices) + 1
-    return [Place(nodes[host] * per_node + index, nodes[host]) for host, index in zip(hostnames, indices, strict=True)]
+    return [Place(nodes[name] * per_node + index, nodes[name]) for name, index in zip(nodes_of, indices, strict=True)]
 
 
 def meet_devices(world: World, known_peak: float | None) -> tuple[World, list[DeviceRow]]:
@@ -54,6 +55,7 @@ def meet_devices(world: World, known_peak: float | None) -> tuple[World, list[De
     own: dict[str, Any] = {
         "rank": world.rank,
         "hostname": socket.gethostname(),
+        "node_key": f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}",
         "local_index": index,
         "name": name,
         "uuid": uuid,
@@ -64,7 +66,8 @@ def meet_devices(world: World, known_peak: float | None) -> tuple[World, list[De
     ranks = world.gather(own)
     table = []
     if ranks is not None:
-        places = number_devices([rank["hostname"] for rank in ranks], [rank["local_index"] for rank in ranks])
+        # Hosts may share a name (containers); the launcher's number of the node tells them apart where there is one.
+        places = number_devices([rank.pop("node_key") for rank in ranks], [rank["local_index"] for rank in ranks])
         table = [{**place._asdict(), **rank} for place, rank in zip(places, ranks, strict=True)]
     rows = [DeviceRow(**row) for row in world.broadcast(table)]
     return replace(world, places=tuple(Place(row.device, row.node) for row in rows)), rows

@@ -41,6 +41,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"mean": mean, "std": math.sqrt(variance), "max": max(values), "min": min(values)}
 
 
+def standard_error(tasks: Sequence[Sequence[float]]) -> float:
+    """How far the mean over tasks may be off because of which tasks they are: deviation of the tasks' means / √n."""
+    means = [math.fsum(task) / len(task) for task in tasks]
+    return spread(means)["std"] / math.sqrt(len(means))
+
+
 def at_k(tasks: Sequence[Sequence[float]], detailed: bool = False, best: BestOf = best_of) -> dict[str, float]:
     """Statistics of ``tasks[i][j]``, the score of attempt j at task i: each per task, then the mean over tasks.
 

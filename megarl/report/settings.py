@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import yaml
 
 from megarl.config.document import decode, parse_document
+from megarl.config.secret_names import is_secret_key
 from megarl.config.tree import plain
 from megarl.core.errors import ConfigError
 
-_SECRET = re.compile(r"(api_?key|secret|password|credentials?|(^|\.)(access_|auth_)?(token|key))$", re.IGNORECASE)
 _HIDDEN = "(hidden)"
 
 
@@ -74,7 +73,7 @@ def differing(ours: Settings, theirs: Settings) -> list[tuple[str, str, str]]:
 
 
 def _without_secrets(value: Any, name: str) -> Any:
-    if value is not None and _SECRET.search(name):
+    if value is not None and is_secret_key(name.rpartition(".")[2]):
         return _HIDDEN
     if isinstance(value, dict):
         return {key: _without_secrets(child, f"{name}.{key}" if name else key) for key, child in value.items()}

@@ -22,7 +22,7 @@ from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.reward import Reward, RewardFunction
 
 # A name becomes a part of a metric's name, on the console too.
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_NAME = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9._-]{0,78}[A-Za-z0-9_-])?")
 
 
 def score_groups(groups: Sequence[Group], reward: RewardFunction, max_concurrency: int = 256) -> None:

@@ -10,6 +10,7 @@ from megarl.algorithms.rewards import require_rewards
 from megarl.core.protocols import Fleet, SamplingParams
 from megarl.core.sample import Group, Prompt
 from megarl.data.tokenizer import Tokenizer
+from megarl.metrics.at_k import standard_error
 from megarl.metrics.meter import Meter
 from megarl.rewards.reward import RewardFunction
 from megarl.rewards.score import score_groups
@@ -90,6 +91,7 @@ class Evaluator:
         for score, tasks in columns.items():
             for name, value in self._summarise(tasks).items():
                 meter.mean(f"{prefix}/{score}/{name}", value, 1)
+        meter.mean(f"{prefix}/score/stderr@{eval_set.num_samples}", standard_error(columns["score"]), 1)
         samples = [sample for group in groups for sample in group.samples]
         meter.sum(f"{prefix}/failed_runs", sum(sample.finish == "abort" for sample in samples))
         if eval_set.kind == "eval":

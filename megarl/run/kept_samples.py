@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from megarl.core.sample import Group
 from megarl.core.world import World
 from megarl.data.record import write_groups
 from megarl.run.timeline import is_kept
+
+logger = logging.getLogger(__name__)
 
 _COLUMNS = {"old_logprobs": "old_logprobs", "token_advantages": "advantages"}
 
@@ -23,6 +26,7 @@ class KeptSamples:
         self._num_groups = num_groups
         self._last_step = last_step
         self._world = world
+        self._has_warned = False
 
     def keep(self, step: int, groups: Sequence[Group], batch: TrainBatch) -> None:
         """Write the step's first groups down, if it is time to. Collective."""
@@ -39,10 +43,16 @@ class KeptSamples:
             return
         everybody = {index: own for rank in gathered for index, own in rank.items()}
         numbers = iter(range(num_samples))
+        notes_of = [[everybody[str(next(numbers))] for _ in group.samples] for group in wanted]
         path = self._directory / f"step_{step:06d}.jsonl"
-        self._directory.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)
-        write_groups(path, step, wanted, [[everybody[str(next(numbers))] for _ in one.samples] for one in wanted])
+        try:
+            self._directory.mkdir(exist_ok=True)
+            path.unlink(missing_ok=True)
+            write_groups(path, step, wanted, notes_of)
+        except OSError as error:  # they are for people to look at; the run can do without
+            if not self._has_warned:
+                logger.warning("%s: samples cannot be kept (%s). The run goes on.", path, error.strerror)
+            self._has_warned = True
 
 
 def _notes(micro: MicroBatch, num_samples: int) -> dict[str, dict[str, list[float]]]:

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-import psutil
-
-from megarl.core.device import GIB, host_memory
+from megarl.core.device import host_memory_used
 from megarl.core.errors import DataError
 from megarl.core.world import World
 from megarl.metrics.health.alert import Alert, format_alert
@@ -47,7 +45,6 @@ class Recorder:
         self._desk = desk
         self._progress = ProgressBar()
         self._rate = TokenRate()
-        self._host_memory = host_memory()
         self.num_samples = 0.0
         self.num_tokens = 0.0
         self._followers: Followers | None = None
@@ -89,8 +86,9 @@ class Recorder:
 
     def record(self, step: int, stage: Stage, meter: Meter, world: World) -> None:
         """One training step. Collective. An alert that is fatal ends the run, once it is recorded."""
-        meter.max("perf/cpu_memory_used_gb", psutil.virtual_memory().used / GIB)
-        meter.min("perf/cpu_memory_total_gb", self._host_memory)
+        used, share = host_memory_used()
+        meter.max("perf/cpu_memory_used_gb", used)
+        meter.max("perf/cpu_memory_used_frac", share)
         metrics = reduce_to_driver(meter, world)
         if metrics is None or self._desk is None:
             return

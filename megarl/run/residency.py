@@ -11,7 +11,8 @@ every phase are recorded always, on every rank:
     settle       at the end of a step, the last phase is closed in the same way
 
 Readings are taken between the clocks, never inside them, and the device is synchronised before each. Peaks are those
-since the phase began, so a phase's memory is nobody else's.
+since the phase began, and what happens between two phases is in neither's: a phase's memory is nobody else's. A phase
+after which nothing leaves ends as its work ended.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from megarl.core.device import (
+    MemoryReading,
     device_memory,
     process_memory,
     read_memory,
@@ -51,6 +53,8 @@ class _Visit:
     max_allocated: float = 0.0
     max_reserved: float = 0.0
     num_retries: int | None = None
+    # how memory was when the work was over: (of the device, (rss, vms) of the process)
+    last_seen: tuple[MemoryReading, tuple[float, float]] | None = None
 
 
 class Residency:
@@ -91,11 +95,11 @@ class Residency:
         # What has to be moved out of the way is the business of the phase that left it, if there is one.
         visit = _Visit(name, meter, time.monotonic() if closes_another else entered)
         reset_peak_memory(self._device)
-        self._read(visit, "start/offload")
-        self._read_process(visit, "start")
+        self._report(visit, "start/offload", read_memory(self._device))
+        self._report_process(visit, "start", process_memory())
         try:
             visit.onload = self._bring(visit, needed or frozenset())
-            self._read(visit, "start/onload")
+            self._report(visit, "start/onload", read_memory(self._device))
             start = time.monotonic()
             try:
                 yield
@@ -107,7 +111,8 @@ class Residency:
             self._record(visit, 0.0)
             raise
         finally:
-            self._read(visit, "end/onload")
+            visit.last_seen = read_memory(self._device), process_memory()
+            self._report(visit, "end/onload", visit.last_seen[0])
         visit.ended = time.monotonic()
         self._last = visit
 
@@ -132,19 +137,24 @@ class Residency:
         if needed is not None:
             keep = needed | self._pinned
             leaving = [part for name, part in self._parts.items() if part.resident and name not in keep]
+        visit, self._last = self._last, None
+        synchronize(self._device)
+        if leaving:
+            reset_peak_memory(self._device)  # what happened since the work is not the phase's
         start = time.monotonic()
         for part in leaving:
             part.offload()
         if leaving:
             release_freed_memory(self._device)
             synchronize(self._device)
-        visit, self._last = self._last, None
         if visit is None:
             return
-        offload = self._clocked(visit, "offload", start) if leaving else 0.0
-        self._record(visit, offload)
-        self._read(visit, "end/offload")
-        self._read_process(visit, "end")
+        self._record(visit, self._clocked(visit, "offload", start) if leaving else 0.0)
+        if leaving:
+            visit.last_seen = read_memory(self._device), process_memory()
+        assert visit.last_seen is not None, "a visit that is left has been finished"
+        self._report(visit, "end/offload", visit.last_seen[0])
+        self._report_process(visit, "end", visit.last_seen[1])
 
     def _bring(self, visit: _Visit, needed: frozenset[str]) -> float:
         coming = [part for name, part in self._parts.items() if not part.resident and name in needed]
@@ -163,19 +173,15 @@ class Residency:
         inside = (visit.ended or time.monotonic()) - visit.started
         visit.meter.span(f"time/{visit.phase}", visit.onload, visit.execute, offload, inside + offload)
 
-    def _read(self, visit: _Visit, moment: str) -> None:
+    def _report(self, visit: _Visit, moment: str, reading: MemoryReading) -> None:
         """A reading of the device. The peaks at the end of the work, or of the offload, are the step's too."""
-        ends = moment.startswith("end/")
-        if not (self._measures_memory or ends):
-            return
-        reading = read_memory(self._device)
         visit.max_allocated = max(visit.max_allocated, reading.max_allocated)
         visit.max_reserved = max(visit.max_reserved, reading.max_reserved)
         meter, prefix = visit.meter, f"memory/{visit.phase}/{moment}"
         if visit.num_retries is not None and reading.num_retries is not None:
             meter.sum("perf/allocator_retries", reading.num_retries - visit.num_retries)
         visit.num_retries = reading.num_retries
-        if ends:
+        if moment.startswith("end/"):
             meter.max("perf/max_memory_allocated_gb", visit.max_allocated)
             meter.max("perf/max_memory_reserved_gb", visit.max_reserved)
         if not self._measures_memory:
@@ -190,9 +196,9 @@ class Residency:
             meter.gauge(f"{prefix}/max_allocated_frac", visit.max_allocated / self._total_memory)
             meter.gauge(f"{prefix}/max_reserved_frac", visit.max_reserved / self._total_memory)
 
-    def _read_process(self, visit: _Visit, moment: str) -> None:
+    def _report_process(self, visit: _Visit, moment: str, reading: tuple[float, float]) -> None:
         if self._measures_memory:
-            rss, vms = process_memory()
+            rss, vms = reading
             prefix = f"memory/cpu/{visit.phase}/{moment}"
             visit.meter.max(f"{prefix}/rss", rss)
             visit.meter.max(f"{prefix}/vms", vms)

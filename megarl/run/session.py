@@ -10,6 +10,7 @@ from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import RunConfig
 from megarl.config.tracking import services_of
 from megarl.core.device_table import meet_devices
+from megarl.core.errors import MegarlError
 from megarl.core.world import World
 from megarl.report.write import write_report
 from megarl.run.build import Builder
@@ -52,6 +53,10 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
     recorder.start(last_step_of(config), num_done)
     try:
         train(run, num_done)
+    except MegarlError:  # stopped, or stopped by itself: there is something to look at
+        if world.is_driver:
+            _report(directory)
+        raise
     finally:
         recorder.finish()
         inputs.close()

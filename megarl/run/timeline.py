@@ -6,11 +6,14 @@ Every rank keeps the segments of its own step; of a few steps they are gathered 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from megarl.core.world import World
+
+logger = logging.getLogger(__name__)
 
 # All of the first steps, then one in so many: a step of 64 ranks with ten phases takes 40 kB.
 _FIRST_STEPS = 2
@@ -57,6 +60,7 @@ class Timelines:
         self._path = path
         self._last_step = last_step
         self._world = world
+        self._has_warned = False
 
     def keep(self, step: int) -> None:
         """The step is over; write its timeline if it is one of those that are kept. Collective."""
@@ -68,5 +72,10 @@ class Timelines:
         if ranks is not None:
             rows = [[rank, *segment] for rank, own in enumerate(ranks) for segment in own]
             line = json.dumps({"step": step, "segments": rows}, separators=(",", ":"))
-            with self._path.open("a", encoding="ascii") as file:
-                file.write(line + "\n")
+            try:
+                with self._path.open("a", encoding="ascii") as file:
+                    file.write(line + "\n")
+            except OSError as error:  # it is for people to look at; the run can do without
+                if not self._has_warned:
+                    logger.warning("%s cannot be written (%s). The run goes on.", self._path, error.strerror)
+                self._has_warned = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,8 @@ class Ledger:
         self._path = path
         self._run_id = run_id
         self._meta = dict(meta or {})
-        self._spelling = Spelling(["native"])
+        # every device, however many: everything else is made from the ledger
+        self._spelling = Spelling(["native"], max_devices=math.inf)
         try:
             # Unbuffered, so that a line is with the operating system (and an error here) when `log` returns.
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # closed by finish

@@ -45,7 +45,7 @@ class ProgressBar:
         self._done += 1
         try:
             self._show(postfix or {})
-        except BrokenPipeError:
+        except OSError:  # or the disk is full
             self._stream, self._bar = open(os.devnull, "w", encoding="utf-8"), None  # noqa: SIM115
 
     def _show(self, postfix: Mapping[str, float]) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from megarl.config.phases import measured_phases
 from megarl.config.schema import RunConfig
+from megarl.metrics.across import MAX_DEVICES_SHOWN
 from megarl.trackers.views import Spelling
 
 Sink = Literal["console", "tensorboard", "wandb", "swanlab", "stdout_json"]
@@ -24,8 +25,10 @@ _MAX_NAME = 255
 
 def spelling_for(config: RunConfig, sink: Sink) -> Spelling:
     """The spelling that the configuration asks for."""
-    views = config.metrics.view_per_sink.get(sink, config.metrics.view)
-    return Spelling(views, measured_phases(config), config.metrics.memory)
+    usual = ["verl"] if sink == "console" else config.metrics.view
+    views = config.metrics.view_per_sink.get(sink, usual)
+    max_devices = 0 if config.metrics.memory == "summary" else MAX_DEVICES_SHOWN
+    return Spelling(views, measured_phases(config), max_devices)
 
 
 def in_order(metrics: Mapping[str, float]) -> dict[str, float]:

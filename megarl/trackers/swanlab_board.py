@@ -37,6 +37,7 @@ class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
     def __init__(self) -> None:
         super().__init__()
         self._lock = Lock()  # points are flushed in a thread of SwanLab's
+        self._failure: Exception | None = None
 
     @property
     def name(self) -> str:
@@ -53,8 +54,20 @@ class Board(local.LocalCallbacker):  # type: ignore[misc]  # untyped
         others = (Namespace.experiment_id == self.exp.id) & Namespace.name.not_in(_OPEN_GROUPS)
         Namespace.update(opened=0).where(others).execute()
 
+    def raise_failure(self) -> None:
+        """SwanLab swallows what its callbacks raise; here it comes out, and the process starts over from the ledger."""
+        if self._failure is not None:
+            raise self._failure
+
     def on_scalar_flush(self, scalar_records: list[Any], *_: Any, **__: Any) -> None:
         """Many points at once: the charts in one transaction, each metric's points in one write."""
+        try:
+            self._flush(scalar_records)
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
+    def _flush(self, scalar_records: list[Any]) -> None:
         by_name: dict[str, list[Any]] = defaultdict(list)
         for record in scalar_records:
             by_name[record.key].append(record)

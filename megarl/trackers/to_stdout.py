@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -21,6 +22,8 @@ from megarl.config.schema import RunConfig
 from megarl.trackers.json_numbers import number_for_json
 from megarl.trackers.sinks import spelling_for
 from megarl.trackers.views import Spelling
+
+logger = logging.getLogger(__name__)
 
 StepLine = Callable[[Mapping[str, float], int], str]
 _FIRST = ("training/global_step", "training/epoch")
@@ -75,13 +78,15 @@ class ToStdout:
             self.write(line(values, step))
 
     def write(self, text: str) -> None:
-        """Write a text of its own. A reader that went away (``| head``) ends the output, not the run."""
+        """Write a text of its own. A reader that went away (``| head``) or a full disk ends the output, not the run."""
         try:
             # A progress bar in the same terminal steps aside, so that the line is not appended to it.
             with tqdm.external_write_mode(file=self._stream):
                 self._stream.write(text + "\n")
                 self._stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                logger.warning("The console cannot be written (%s). The run goes on; see its ledger.", error.strerror)
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for the rest of the run)
 
     def finish(self) -> None:

@@ -67,14 +67,18 @@ class ToSwanlab:
             self._experiment.log({"alerts": swanlab.Text(text)}, step=step)
 
     def settle(self, last: LedgerLine | None) -> None:  # noqa: ARG002  (the SDK writes by itself)
-        if self._board is not None and not self._is_settled:
-            self._board.forget_earlier(self._run.run_id, self._name)
+        if self._board is not None:
+            self._board.raise_failure()
+            if not self._is_settled:
+                self._board.forget_earlier(self._run.run_id, self._name)
         self._is_settled = True
         if self._mode != "online":
             remove_earlier(Path(self._experiment.dir), f"run-*-{self._run.run_id}")
 
     def finish(self) -> None:
         self._experiment.finish()
+        if self._board is not None:
+            self._board.raise_failure()
 
     def _log_in(self, login_kwargs: Mapping[str, Any]) -> None:
         try:

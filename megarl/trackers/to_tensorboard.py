@@ -35,7 +35,8 @@ class ToTensorBoard:
         last_step = self._last_written()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._file = RecordWriter(open(self._next_path(), "xb"))  # noqa: SIM115  (closed by finish)
+            self._path = self._next_path()
+            self._file = RecordWriter(open(self._path, "xb"))  # noqa: SIM115  (closed by finish)
         except OSError as error:
             raise Refused(f"the log_dir {self.directory} cannot be written: {error.strerror}") from error
         first_step = max(0, last_step + 1)
@@ -62,16 +63,22 @@ class ToTensorBoard:
     def settle(self, last: LedgerLine | None) -> None:
         self._file.flush()
         if last is not None:
-            write_whole(self._cursor, json.dumps({"step": last.step, "checksum": last.checksum}))
+            cursor = {"step": last.step, "checksum": last.checksum, "file": str(self._path.absolute())}
+            write_whole(self._cursor, json.dumps(cursor))
 
     def finish(self) -> None:
         self._file.close()
 
     def _last_written(self) -> int:
-        """The last step in earlier files; -1 if the ledger has another line for it: the run was resumed before it."""
+        """The last step in earlier files; -1 if they are gone or elsewhere, or if the ledger has another line for the
+        step: the run was resumed before it.
+        """
         if not self._cursor.is_file():
             return -1
         cursor = json.loads(self._cursor.read_bytes())
+        file = Path(cursor["file"])
+        if not file.is_file() or file.parent != self.directory.absolute():
+            return -1
         found = ((line.step, line.checksum) for line in LedgerTail(self._run.ledger).read())
         step: int = cursor["step"]
         return step if (step, cursor["checksum"]) in found else -1

@@ -55,6 +55,8 @@ class ToWandb:
             settings = wandb.Settings(**(_PRIVATE | {"api_key": kwargs.get("api_key")} | kwargs.get("settings", {})))
         except ValidationError as error:
             raise Refused(f"tracker_kwargs.settings: {error.errors()[0]['msg']}") from None
+        if not self.is_offline and not answers(settings.base_url):
+            raise ConnectionError(f"{settings.base_url} does not answer")  # W&B itself would try for a minute and more
         try:
             self._service: Any = wandb.init(
                 mode=self._mode,
@@ -70,9 +72,7 @@ class ToWandb:
         except UsageError as error:
             raise Refused(str(error)) from error
         except CommError as error:
-            if answers(settings.base_url):
-                raise Refused(str(error)) from error
-            raise
+            raise Refused(str(error)) from error
         return self._service.starting_step - 1 if self._service.resumed else -1
 
     def log(self, step: int, time: float, metrics: Mapping[str, float], alerts: Iterable[Alert]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,13 +29,14 @@ class Spelling:
 
     ``native`` is canonical names; a dialect uses its own spelling where it has one; ``all`` is canonical names and all
     aliases. Several views together give the names of each. ``phases`` are the run's, as ``cluster/phase``. Memory of
-    more than 16 devices, or with ``memory`` "summary", is summed up: the largest, the smallest, the mean, and whose is
-    the largest.
+    more than ``max_devices`` is summed up: the largest, the smallest, the mean, and whose is the largest.
     """
 
-    def __init__(self, views: Sequence[str], phases: Iterable[str] = (), memory: str = "device") -> None:
+    def __init__(
+        self, views: Sequence[str], phases: Iterable[str] = (), max_devices: float = MAX_DEVICES_SHOWN
+    ) -> None:
         self._views = tuple(views)
-        self._summarises = memory == "summary"
+        self._max_devices = max_devices
         num_clusters = Counter(phase.rpartition("/")[2] for phase in phases)
         self._single = {phase for phase, count in num_clusters.items() if count == 1}
         self._known: dict[str, _Name] = {}
@@ -67,8 +69,10 @@ class Spelling:
         return _Name(tuple(spellings), metric.is_whole)
 
     def _few_devices(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        if math.isinf(self._max_devices):
+            return metrics
         of_device = {name: found for name in metrics if (found := _OF_DEVICE.fullmatch(name))}
-        if not self._summarises and len({found[2] for found in of_device.values()}) <= MAX_DEVICES_SHOWN:
+        if len({found[2] for found in of_device.values()}) <= self._max_devices:
             return metrics
         series: dict[str, dict[int, float]] = {}
         for name, found in of_device.items():

@@ -6,10 +6,13 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import struct
 import textwrap
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -220,6 +223,45 @@ def test_config_and_devices_reach_wandb_and_swanlab(tmp_path: Path) -> None:
     assert "name: cpu" in path.read_text()
 
 
+def test_event_files_that_are_gone_are_written_again(tmp_path: Path) -> None:
+    """The cursor is about files, not about a run: without them there is nothing to go on from."""
+    run = make("tensorboard", tmp_path)
+    for step in range(3):
+        run.record(step)
+    assert_delivered(run, run.follow())
+    shutil.rmtree(run.directory / "trackers" / "tensorboard")
+    assert_delivered(run, run.follow())
+
+
+def test_a_dashboard_that_fails_once_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SwanLab swallows what its callbacks raise; the points must not be lost with it."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_ONCE.format(marker=tmp_path / "broke"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = make("local", tmp_path)
+    followers = run.follow()
+    for step in range(4):
+        run.record(step)
+        followers.log({}, step)
+    assert_delivered(run, followers)
+    assert (tmp_path / "broke").exists()
+
+
+BROKEN_ONCE = """
+import json, os, sys
+
+if "megarl.trackers.follow" in " ".join(sys.orig_argv):
+    whole = json.dumps
+
+    def dumps(value, *args, **kwargs):
+        if isinstance(value, dict) and "create_time" in value and not os.path.exists("{marker}"):
+            open("{marker}", "w").close()
+            raise OSError("database is locked")
+        return whole(value, *args, **kwargs)
+
+    json.dumps = dumps
+"""
+
+
 def test_the_local_dashboard_groups_charts(tmp_path: Path) -> None:
     run = make("local", tmp_path)
     run.record(0)
@@ -271,7 +313,7 @@ import json, os, time
 from pathlib import Path
 STATE = Path(os.environ["FAKE_WANDB"])
 class Settings:
-    base_url = "http://127.0.0.1:9"
+    base_url = os.environ["FAKE_WANDB_URL"]
     def __init__(self, **_): pass
 def _trouble(place):
     '''The next item of the script that is for this place.'''
@@ -304,6 +346,16 @@ def init(**_):
 FAKE_ERRORS = "class CommError(Exception): ...\nclass UsageError(Exception): ...\n"
 
 
+class Answers(BaseHTTPRequestHandler):
+    """A server that is there, whatever it is asked."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing to say."""
+
+
 def fake_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: list[tuple[str, str]]) -> Path:
     """A ``wandb`` whose calls go wrong as the script says, and which keeps what it was given."""
     package = tmp_path / "fake" / "wandb"
@@ -315,6 +367,9 @@ def fake_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: list[t
     (state / "script.json").write_text(json.dumps(script))
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}:{Path(__file__).parents[2]}")
     monkeypatch.setenv("FAKE_WANDB", str(state))
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("FAKE_WANDB_URL", f"http://127.0.0.1:{server.server_port}")
     return state
 
 

@@ -43,10 +43,12 @@ def step_seconds(*seconds: float) -> list[dict[str, float]]:
     return [{"timing_s/step": one, "timing_s/gen": one - 0.5, "timing_s/update_actor": 0.5} for one in seconds]
 
 
-def evaluations(*scores: float) -> list[dict[str, float]]:
+def evaluations(*scores: float, error: float = 0.02) -> list[dict[str, float]]:
     """Every tenth step evaluates."""
     return [
-        {"eval/a/b/score/mean@1": scores[step // 10 - 1]} if step % 10 == 0 else {"actor/lr": 1.0}
+        {"eval/a/b/score/mean@1": scores[step // 10 - 1], "eval/a/b/score/stderr@1": error}
+        if step % 10 == 0
+        else {"actor/lr": 1.0}
         for step in range(1, 10 * len(scores) + 1)
     ]
 
@@ -91,6 +93,7 @@ CASES = [
     Case("H08", of("actor/pg_clipfrac", (0.3, 4), (0.2, 1), (0.3, 4))),
     Case("H09", of("actor/grad_norm", (1.0, 10), (11.0, 1)), 11, CRITICAL, ("actor/grad_norm", "11", "recent 1")),
     Case("H09", of("critic/grad_norm", (math.nan, 1)), 1, CRITICAL, ("critic/grad_norm is nan", "critic.optimizer.lr")),
+    Case("H09", of("actor/skipped_updates", (0.0, 3), (2.0, 1)), 4, CRITICAL, ("actor/skipped_updates is 2", "finite")),
     Case("H09", of("actor/grad_norm", (1.0, 9), (11.0, 1))),  # too early to know what is usual
     Case("H09", of("actor/grad_norm", (1.0, 20), (9.9, 3))),
     Case("H09", of("actor/grad_norm", (0.0, 20), (0.09, 3))),
@@ -129,12 +132,15 @@ CASES = [
     Case("H20", together(of("critic/score/max", (1.0, 5)), of("critic/score/min", (1.0, 5)),
                          rollout__zero_variance_group_ratio=1.0), 5, WARN, ("critic/score/max", "both 1")),
     Case("H20", together(of("critic/score/max", (1.0, 9)), of("critic/score/min", (1.0, 9)))),  # no groups
+    Case("H20", together(of("critic/score/max", (1.0, 9)), of("critic/score/min", (1.0, 9)),
+                         rollout__zero_variance_group_ratio=1.0, critic__values__mean=0.5)),  # a critic
     Case("H20", together(of("critic/score/max", (1.0, 9)), of("critic/score/min", (0.0, 9)),
                          rollout__zero_variance_group_ratio=0.5)),
-    Case("H21", evaluations(0.8, 0.81, 0.8, 0.81, 0.7), 50, WARN, ("eval/a/b/score/mean@1", "0.7", "best 0.81")),
-    Case("H21", evaluations(0.8, 0.8, 0.8, 0.7)),  # too few to know how much they differ
+    Case("H21", evaluations(0.8, 0.81, 0.8, 0.7), 40, WARN, ("eval/a/b/score/mean@1", "0.7", "best 0.81", "0.02")),
+    Case("H21", evaluations(0.1, 0.3, 0.5, 0.7, 0.9, 0.2), 60, WARN),  # a collapse after a long rise
+    Case("H21", evaluations(0.8, 0.7, error=0.05)),  # few prompts: that may be chance
     Case("H21", evaluations(0.1, 0.5, 0.8, 0.9, 0.85, 0.9)),
-    Case("H21", evaluations(0.9, 0.9, 0.9, 0.9, 0.89)),
+    Case("H21", evaluations(0.9, 0.89, error=0.0)),
     Case("H22", of("perf/throughput", (100.0, 15), (60.0, 10)), 25, WARN, ("perf/throughput", "60", "0.7", "100")),
     Case("H22", of("perf/mfu/actor", (0.4, 15), (0.2, 10)), 25, WARN, ("perf/mfu/actor", "0.2")),
     Case("H22", of("perf/throughput", (100.0, 15), (60.0, 9), (70.0, 1), (60.0, 9))),
@@ -146,8 +152,8 @@ CASES = [
     Case("H24", versions(1)),
     Case("H25", [{"memory/cpu/a/b/end/rss": 1 + 0.006 * i} for i in range(209)], 209, WARN,
          ("memory/cpu/a/b/end/rss", "0.6 GiB per 100 steps")),
-    Case("H25", [{"perf/cpu_memory_used_gb": 95.0, "perf/cpu_memory_total_gb": 100.0}] * 10, 10, WARN, ("95 of 100",)),
-    Case("H25", [{"memory/cpu/a/b/end/rss": 1 + 0.004 * i, "perf/cpu_memory_used_gb": 9.0} for i in range(300)]),
+    Case("H25", [{"perf/cpu_memory_used_frac": 0.95}] * 10, 10, WARN, ("95%", "90%")),
+    Case("H25", [{"memory/cpu/a/b/end/rss": 1 + 0.004 * i, "perf/cpu_memory_used_frac": 0.5} for i in range(300)]),
     Case("H26", [{f"{OFF}/allocated/7": 2.0, f"{ON}/allocated/7": 10.0}] * 3, 3, WARN, (f"{OFF}/allocated/7", "2 GiB")),
     Case("H26", [{f"{OFF}/allocated/7": 10.0, f"{ON}/allocated/7": 10.0}] * 9),  # was not meant to leave
     Case("H26", [{f"{OFF}/allocated/7": 0.9, f"{ON}/allocated/7": 10.0}] * 9),

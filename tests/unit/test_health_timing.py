@@ -100,10 +100,15 @@ def test_a_step_without_its_scores_is_no_new_stage() -> None:
 
 def test_the_evaluation_before_training_counts_as_an_evaluation_and_as_nothing_else() -> None:
     health = Health(AlertSettings())
-    opening = {"eval/a/score/mean@1": 0.8, "training/global_step": 0.0, "timing_s/testing": 1.0}
+    opening = {
+        "eval/a/score/mean@1": 0.8,
+        "eval/a/score/stderr@1": 0.0,
+        "training/global_step": 0.0,
+        "timing_s/testing": 1.0,
+    }
     assert health.check(0, opening) == []
     assert health.levels == {"alerts/H14": 0, "alerts/H21": 0}
-    series = [{"eval/a/score/mean@1": score} for score in (0.8, 0.8, 0.8, 0.1)]
+    series = [{"eval/a/score/mean@1": score, "eval/a/score/stderr@1": 0.0} for score in (0.8, 0.8, 0.8, 0.1)]
     assert [found.step for found in raised(health, series)] == [4]
 
 
@@ -135,11 +140,11 @@ critic/score/mean critic/score/max critic/score/min actor/entropy actor/ppo_kl a
 actor/grad_norm critic/grad_norm critic/returns/mean critic/values/mean critic/value_errors/var critic/vf_explained_var
 timing_s/step timing_s/gen timing_s/update_actor timing_s/reward response_length/clip_ratio response/aborted_ratio
 critic/reward_clip_frac actor/valid_sample_ratio actor/ratio_max rollout/zero_variance_group_ratio perf/mfu/actor
-perf/throughput perf/cpu_memory_used_gb perf/cpu_memory_total_gb training/global_step sample/model_version/mean
+perf/throughput perf/cpu_memory_used_frac actor/skipped_updates training/global_step sample/model_version/mean
 time/actor_train/train_step/total time/actor_train/train_step/onload time/actor_train/train_step/offload
 memory/cpu/actor_train/train_step/end/rss memory/actor_train/train_step/end/onload/max_reserved_frac/0
 memory/actor_train/train_step/end/onload/allocated/0 memory/actor_train/train_step/end/offload/allocated/0
-eval/a/score/mean@1 eval/b/c/score/mean@4
+eval/a/score/mean@1 eval/b/c/score/mean@4 eval/a/score/stderr@1 eval/b/c/score/stderr@4
 """
 NAMES = NAMED.split()
 

@@ -15,6 +15,15 @@ from megarl.core.errors import DataError, MissingInputError, StorageError
 from megarl.trackers.ledger import Ledger, StepRecord, read_ledger, rewind
 
 
+def test_every_device_is_in_the_ledger(tmp_path):
+    """However many there are: trackers get summaries, the report's map and a resume need them all."""
+    devices = {f"memory/actor_train/train_step/end/onload/max_allocated/{device}": 1.5 for device in range(40)}
+    ledger = Ledger(tmp_path / "metrics.jsonl")
+    ledger.log(devices, step=1)
+    ledger.finish()
+    assert read_ledger(tmp_path / "metrics.jsonl")[0].metrics == devices
+
+
 def test_one_strict_json_object_per_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
     ledger = Ledger(path)

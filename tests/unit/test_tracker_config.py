@@ -15,6 +15,7 @@ from megarl.config.secret_names import is_secret_key
 from megarl.config.tracking import kwargs_of
 from megarl.core.errors import ConfigError
 from megarl.core.secret import Secret, mask_urls, resolve, scrub
+from megarl.trackers.sinks import spelling_for
 from megarl.trackers.to_stdout import console_for
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -162,7 +163,9 @@ def test_references_are_what_is_written_down() -> None:
 
 @pytest.mark.parametrize(
     "key", ["api_key", "apiKey", "API-Key", "token", "hf_token", "access_tokens", "secret", "client_secret", "password",
-            "db_passwd", "aws_credentials", "Authorization", "private_key", "secret_access_key"]
+            "db_passwd", "aws_credentials", "Authorization", "private_key", "secret_access_key", "key", "judge_key",
+            "WANDB_KEY", "license_key", "api_keys", "secret_id", "token_value", "client_secret_value", "pwd", "pass",
+            "private_key_pem"]
 )  # fmt: skip
 def test_names_of_secrets(key: str) -> None:
     assert is_secret_key(key)
@@ -170,7 +173,8 @@ def test_names_of_secrets(key: str) -> None:
 
 @pytest.mark.parametrize(
     "key", ["tokenizer", "max_new_tokens", "prompt_key", "answer_key", "demonstration_key", "eos_token", "pad_token",
-            "key", "num_key_value_heads", "moe_token_dispatcher_type", "token_level", "keys", "", "monkey", "author"]
+            "num_key_value_heads", "label_key", "compass", "eos_token_id",
+            "prompt_id", "moe_token_dispatcher_type", "token_level", "keys", "", "monkey", "author"]
 )  # fmt: skip
 def test_names_of_other_things(key: str) -> None:
     assert not is_secret_key(key)
@@ -228,3 +232,22 @@ def test_roll_s_form_is_strict_json(capsys: pytest.CaptureFixture[str]) -> None:
     line = capsys.readouterr().out
     tree = json.loads(line.removeprefix("metrics_tag: "), parse_constant=refuse)
     assert tree == {"step": 3, "metrics": STEP | {"user/x": "NaN"}}
+
+
+def test_a_view_for_one_place_leaves_the_others_alone() -> None:
+    config = load("metrics.view_per_sink={tensorboard: roll}")
+    step = {"critic/vf_loss": 1.0}
+    assert spelling_for(config, "console").spell(step) == {"critic/vf_loss": 1.0}
+    assert spelling_for(config, "tensorboard").spell(step) == {"critic/loss": 1.0}
+    assert spelling_for(config, "wandb").spell(step) == {"critic/vf_loss": 1.0, "critic/loss": 1.0}
+
+
+def test_a_place_that_does_not_exist_is_told_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"metrics.view_per_sink has no \"tensorbord\"\. Did you mean tensorboard"):
+        load("metrics.view_per_sink={tensorbord: roll}")
+
+
+@pytest.mark.parametrize("name", ["x.", ".x", "a/x.", "x./a"])
+def test_a_set_has_a_name_that_every_dashboard_takes(name: str) -> None:
+    with pytest.raises(ConfigError, match="MRL-1004"):
+        load(f'eval.sets={{"{name}": {{data: builtin:sort}}}}')

@@ -39,7 +39,8 @@ _SPEED = (
            "The same for the forward pass that computes the policy's log-probs.",
            when="the peak of every device is known (hardware.peak_tflops)"),
     Metric("perf/cpu_memory_used_gb", "max", "GiB", "Memory in use on the host, whoever uses it; the fullest host."),
-    Metric("perf/cpu_memory_total_gb", "min", "GiB", "Memory of the host, or its container's limit; the smallest."),
+    Metric("perf/cpu_memory_used_frac", "max", "fraction",
+           "Memory in use on a host / memory of the host, or of its container where that has a limit; the fullest."),
     Metric("perf/max_memory_{allocated,reserved}_gb", "max", "GiB",
            "Peak memory that the device allocator had {handed out,taken} during the step's phases; the fullest "
            "device."),

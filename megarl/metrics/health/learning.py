@@ -167,12 +167,22 @@ class H09GradientSpike(Rule):
         self._recent = {role: deque[float](maxlen=_GRAD_WINDOW) for role in ("actor", "critic")}
 
     def judge(self, seen: Seen) -> Finding | None:
-        found = [
+        found = [self._judge_skipped(role, seen.raw.get(f"{role}/skipped_updates", 0)) for role in self._recent]
+        found += [
             self._judge_one(role, norm)
             for role in self._recent
             if (norm := seen.raw.get(f"{role}/grad_norm")) is not None
         ]
-        return max(found, default=None)
+        return max((one for one in found if one is not None), default=None)
+
+    def _judge_skipped(self, role: str, num_skipped: float) -> Finding | None:
+        """An update with a gradient that is not finite is skipped, and has no norm to report."""
+        if not num_skipped:
+            return None
+        text = f"{role}/skipped_updates is {number(num_skipped)}: gradients were not finite"
+        return Finding(
+            Severity.CRITICAL, text, f"lower {role}.optimizer.lr, and look at the step's rewards and samples."
+        )
 
     def _judge_one(self, role: str, norm: float) -> Finding:
         recent = self._recent[role]

@@ -193,15 +193,14 @@ class H25HostMemoryGrows(Rule):
             resident = seen.get(name)
             if resident is not None and (per_100_steps := self._growth(name, resident)) > grown:
                 grown, where = per_100_steps, name
-        host = seen.all("perf/cpu_memory_used_gb", "perf/cpu_memory_total_gb")
+        host = seen.get("perf/cpu_memory_used_frac")
         if not seen.names.resident and host is None:
             return None
         if grown > self.limits["warn"]:
             text = f"{where} grows by {number(grown)} GiB per 100 steps, above {number(self.limits['warn'])}"
             return Finding(Severity.WARN, text)
-        if host is not None and host[0] > self.limits["host"] * host[1]:
-            text = f"perf/cpu_memory_used_gb is {number(host[0])} of {number(host[1])}"
-            return Finding(Severity.WARN, f"{text}, above {self.limits['host']:.0%}")
+        if host is not None and host > self.limits["host"]:
+            return Finding(Severity.WARN, f"perf/cpu_memory_used_frac is {host:.0%}, above {self.limits['host']:.0%}")
         return FINE
 
     def _growth(self, name: str, resident: float) -> float:

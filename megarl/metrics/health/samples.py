@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Mapping
-from statistics import pstdev
 from typing import ClassVar
 
 from megarl.metrics.health.alert import Severity
 from megarl.metrics.health.rule import FINE, Finding, Rule, above, number
 from megarl.metrics.health.seen import Seen
 from megarl.metrics.health.windows import Early
-
-_EVAL_WINDOW, _LEAST_EVALS = 10, 4
 
 
 class H15ResponsesAreCut(Rule):
@@ -72,11 +67,11 @@ class H19ExtremeRatios(Rule):
 
 
 class H20NoVariance(Rule):
-    """All samples of the step score alike. Only runs that compare the samples of a group report the third metric."""
+    """All samples of the step score alike. Only where groups are compared within: a critic judges each sample alone."""
 
     def judge(self, seen: Seen) -> Finding | None:
         found = seen.all("critic/score/max", "critic/score/min", "rollout/zero_variance_group_ratio")
-        if found is None:
+        if found is None or seen.get("critic/values/mean") is not None:
             return None
         highest, lowest, _ = found
         if highest != lowest:
@@ -85,28 +80,28 @@ class H20NoVariance(Rule):
 
 
 class H21EvaluationRegressed(Rule):
-    """An evaluation fell far below its best, measured by how much its last values differ among themselves."""
+    """An evaluation fell further below its best than the choice of its prompts explains."""
 
     per_stage: ClassVar[bool] = False
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         super().__init__(limits)
         self._best: dict[str, float] = {}
-        self._recent: dict[str, deque[float]] = {}
 
     def judge(self, seen: Seen) -> Finding | None:
-        found = [self._judge_one(name, value) for name in seen.names.evals if (value := seen.get(name)) is not None]
+        found = []
+        for name in seen.names.evals:
+            pair = seen.all(name, name.replace("/mean@", "/stderr@"))
+            if pair is not None:
+                found.append(self._judge_one(name, *pair))
         return max(found, default=None)
 
-    def _judge_one(self, name: str, value: float) -> Finding:
-        recent = self._recent.setdefault(name, deque(maxlen=_EVAL_WINDOW))
-        deviation = pstdev(recent) if len(recent) >= _LEAST_EVALS else math.inf
-        recent.append(value)
+    def _judge_one(self, name: str, value: float, error: float) -> Finding:
         best = self._best[name] = max(self._best.get(name, value), value)
-        if best - value <= max(self.limits["warn"] * deviation, self.limits["floor"]):
+        if best - value <= max(self.limits["warn"] * error, self.limits["floor"]):
             return FINE
-        text = f"{name} is {number(value)}, further than {number(self.limits['warn'])} deviations"
-        return Finding(Severity.WARN, f"{text} of {number(deviation)} below its best {number(best)}")
+        text = f"{name} is {number(value)}, further than {number(self.limits['warn'])} standard errors"
+        return Finding(Severity.WARN, f"{text} of {number(error)} below its best {number(best)}")
 
 
 class H24StaleSamples(Rule):
