@@ -83,13 +83,15 @@ def _span(block: Floats, present: Flags, _: Sequence[Place]) -> Columns:
 
 def _percentiles(totals: Floats, num_present: NDArray[np.int64]) -> dict[str, Floats]:
     """The median and the 99th percentile over ranks, each one the reading of a real rank. Absent ranks are -inf."""
-    ascending = np.sort(np.ascontiguousarray(totals.T), axis=1)
-    num_absent = totals.shape[0] - num_present
-    rows = np.arange(len(ascending))
+    num_ranks = len(totals)
+    rows = np.arange(totals.shape[1])
     places = {
-        f"p{p}": num_absent + np.maximum(np.ceil(num_present * p / 100).astype(np.int64), 1) - 1 for p in (50, 99)
+        f"p{p}": np.minimum(num_ranks - num_present + np.ceil(num_present * p / 100).astype(np.int64), num_ranks) - 1
+        for p in (50, 99)
     }
-    return {name: ascending[rows, np.minimum(place, totals.shape[0] - 1)] for name, place in places.items()}
+    wanted = np.unique(np.concatenate(list(places.values())))
+    ordered = np.partition(np.ascontiguousarray(totals.T), wanted, axis=1)  # in order at these places only
+    return {name: ordered[rows, place] for name, place in places.items()}
 
 
 def _variance(block: Floats, present: Flags, _: Sequence[Place]) -> Columns:

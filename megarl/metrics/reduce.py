@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -27,9 +26,10 @@ def reduce_to_driver(meter: Meter, world: World) -> dict[str, float] | None:
     """
     schema = _agree(meter, world)
     vector = torch.from_numpy(schema.pack(meter.statistics))
-    rows = [torch.empty_like(vector) for _ in range(world.size)] if world.is_driver else None
-    dist.gather(vector, rows, dst=DRIVER, group=world.control_group)
-    return None if rows is None else schema.merge(np.stack([row.numpy() for row in rows]), world.places)
+    # one block of memory for all ranks: nothing has to be put together afterwards
+    rows = torch.empty(world.size, len(vector), dtype=vector.dtype) if world.is_driver else None
+    dist.gather(vector, None if rows is None else list(rows.unbind()), dst=DRIVER, group=world.control_group)
+    return None if rows is None else schema.merge(rows.numpy(), world.places)
 
 
 def _agree(meter: Meter, world: World) -> Schema:

@@ -1,8 +1,9 @@
 """What it costs the driver to merge the metrics of many ranks: ``python tools/bench/metrics_merge.py``.
 
-4096 ranks with 64 series each, all kinds, percentiles over ranks included; beside it the same numbers merged in the way
-of ROLL: dictionaries gathered into lists by name, then a reducer chosen by the name's ending. Both in the same run,
-alternating; the median of each is shown.
+4096 ranks with 64 series each: of all kinds, and all of them phases, of which each gets percentiles over ranks; beside
+it as many numbers merged in the way of ROLL: dictionaries gathered into lists by name, then a reducer chosen by the
+name's ending, percentiles among them. All in the same run, alternating; the median of each is shown. (A reading per
+device is not merged but named, once for each device.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megarl.core.world import Place
 from megarl.metrics.meter import Meter
@@ -56,6 +58,20 @@ def meter_of(rank: int, num_series: int, rng: np.random.Generator) -> Meter:
     return meter
 
 
+def phases_of(num_series: int, rng: np.random.Generator) -> Meter:
+    """One rank's times in as many phases."""
+    meter = Meter()
+    for number, x in enumerate(rng.random(num_series)):
+        meter.span(f"time/a/{number}", x, 2 * x, x, 4 * x)
+    return meter
+
+
+def vectors(meters: list[Meter]) -> tuple[Schema, NDArray[np.float64]]:
+    """What the driver has when all ranks' messages are in."""
+    schema = Schema({}).extended((name, one.kind) for name, one in meters[0].statistics.items())
+    return schema, np.stack([schema.pack(meter.statistics) for meter in meters])
+
+
 def roll_style(ranks: list[dict[str, float]]) -> dict[str, float]:
     """Gather by name, reduce by the name's ending."""
     gathered: dict[str, list[float]] = defaultdict(list)
@@ -72,26 +88,28 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=64)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
-    meters = [meter_of(rank, options.series, rng) for rank in range(options.ranks)]
-    schema = Schema({}).extended((name, one.kind) for name, one in meters[0].statistics.items())
-    rows = np.stack([schema.pack(meter.statistics) for meter in meters])
+    schema, rows = vectors([meter_of(rank, options.series, rng) for rank in range(options.ranks)])
+    phases, phase_rows = vectors([phases_of(options.series, rng) for _ in range(options.ranks)])
     places = [Place(rank, rank // 8) for rank in range(options.ranks)]
     endings = list(REDUCERS)
     plain = [
         {f"series_{i}{endings[i % len(endings)]}": float(x) for i, x in enumerate(rng.random(options.series))}
         for _ in range(options.ranks)
     ]
-    seconds: dict[str, list[float]] = {"megarl": [], "ROLL style": []}
+    merges: dict[str, Callable[[], object]] = {
+        "megarl, all kinds": lambda: schema.merge(rows, places),
+        "megarl, phases with percentiles": lambda: phases.merge(phase_rows, places),
+        "ROLL style": lambda: roll_style(plain),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in merges}
     for _ in range(NUM_ROUNDS):
-        for name, merge in (("megarl", lambda: schema.merge(rows, places)), ("ROLL style", lambda: roll_style(plain))):
+        for name, merge in merges.items():
             start = time.perf_counter()
             merge()
             seconds[name].append(time.perf_counter() - start)
-    medians = {name: 1000 * statistics.median(values) for name, values in seconds.items()}
-    print(f"{options.ranks} ranks x {options.series} series, {len(schema.merge(rows, places))} numbers come out")
-    for name, milliseconds in medians.items():
-        print(f"  {name:<11} {milliseconds:8.2f} ms")
-    print(f"  ratio       {medians['ROLL style'] / medians['megarl']:8.1f}")
+    print(f"{options.ranks} ranks x {options.series} series")
+    for name, values in seconds.items():
+        print(f"  {name:<32} {1000 * statistics.median(values):8.2f} ms")
 
 
 if __name__ == "__main__":
