@@ -136,8 +136,6 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    # Freed memory that malloc holds on to is nobody's: it would hide what is taken from it, and stay in the next peak.
-    release_freed_memory(device)
     with contextlib.suppress(OSError):  # a kernel that refuses leaves the peak of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
