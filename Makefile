@@ -19,7 +19,8 @@ $(STAMP): constraints.txt setup.py
 
 # For the tests that look at dashboards; without a browser they are skipped. Needs root.
 setup-browser:
-	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 
 quickstart: setup
 	$(BIN)/megarl train --fresh configs/quickstart.yaml
