@@ -46,18 +46,21 @@ class H02ScoreIsZero(Rule):
         return FINE if any(scores) else Finding(Severity.WARN, f"{SCORE} and critic/score/max are 0")
 
 
+def _policy_entropy(seen: Seen) -> float | None:
+    """Only of a policy that learns from rewards: imitating demonstrations is meant to lower it."""
+    return seen.get(ENTROPY) if seen.get(SCORE) is not None else None
+
+
 class H03EntropyCollapses(Rule):
-    """Entropy is unusual, far below where it began, or nearly gone. Only of a policy that learns from rewards:
-    imitating demonstrations is meant to lower it.
-    """
+    """Entropy is unusual, far below where it began, or nearly gone."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         super().__init__(limits)
         self._first = Early(1, 10)
 
     def judge(self, seen: Seen) -> Finding | None:
-        entropy = seen.get(ENTROPY)
-        if entropy is None or seen.get(SCORE) is None:
+        entropy = _policy_entropy(seen)
+        if entropy is None:
             return None
         self._first.push(entropy)
         first, limits = self._first.median, self.limits
@@ -85,8 +88,8 @@ class H04EntropyExplodes(Rule):
         self._first = Early(1, 10)
 
     def judge(self, seen: Seen) -> Finding | None:
-        entropy = seen.get(ENTROPY)
-        if entropy is None or seen.get(SCORE) is None:
+        entropy = _policy_entropy(seen)
+        if entropy is None:
             return None
         self._first.push(entropy)
         first = self._first.median
