@@ -75,9 +75,9 @@ class H11StepsGetSlower(Rule):
 
     def _growth_per_step(self) -> float:
         """As a share of the median. The pairs of the robust slope are only gone through where it may be too steep."""
-        if len(self._window) < _SLOPE_STEPS:
-            return 0.0
         usual = median(self._window)
+        if len(self._window) < _SLOPE_STEPS or usual <= 0:  # a clock that does not move measures nothing
+            return 0.0
         least = self.limits["slope"] * usual * _SLOPE_STEPS / 2
         return robust_slope(self._window) / usual if halves_differ_by(self._window) > least / 2 else 0.0
 
