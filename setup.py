@@ -26,7 +26,16 @@ setup(
     include_package_data=True,
     package_data={"megarl.report": ["assets/*", "assets/uplot/*"]},
     install_requires=pinned(
-        "torch", "megatron-core", "numpy", "psutil", "pydantic", "PyYAML", "safetensors", "tokenizers", "tqdm"
+        "torch",
+        "megatron-core",
+        "aiohttp",
+        "numpy",
+        "psutil",
+        "pydantic",
+        "PyYAML",
+        "safetensors",
+        "tokenizers",
+        "tqdm",
     ),
     extras_require={
         "trackers": pinned("tensorboard", "wandb", "swanlab[dashboard]"),

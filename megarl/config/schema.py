@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, StringConstraints
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
+from megarl.config.generation import GenerationSettings, WeightsSettings
 from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
 from megarl.config.names import DATASETS, DatasetName, RewardName, TokenizerName, name_as_mapping
 from megarl.config.parallel import ParallelSettings
@@ -118,6 +119,42 @@ class RolloutSettings(Section):
     temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
     top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)
     top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0: off.", ge=0, le=_MANY)
+    max_staleness: int = setting(
+        0,
+        "How many steps old the weights may be that a sample comes from. Above 0, servers that are not colocated "
+        "generate ahead while the trainer trains.",
+        ge=0,
+        le=1_000,
+        elsewhere="max_head_offpolicyness staleness_threshold async_steps off_policy_steps",
+    )
+    extra_prompts: int = setting(
+        0,
+        "Prompts that a step starts beyond prompts_per_step. It takes the first prompts_per_step groups that finish; "
+        "only with servers.",
+        ge=0,
+        le=_MANY,
+        elsewhere="over_sampling_batch_size",
+    )
+    unfinished: Literal["restart", "carry_over"] = setting(
+        "restart",
+        "What becomes of the groups that a step did not wait for: the next one starts them anew, or goes on where "
+        "they stopped (partial rollout).",
+        elsewhere="partial_rollout",
+    )
+    record: bool = setting(
+        False,
+        "Write every group, in full precision, to rollouts/ in the run's directory.",
+        elsewhere="save_debug_rollout_data",
+    )
+    replay: str | None = setting(
+        None,
+        "Train from the groups that another run recorded in this directory (its rollouts/), without an engine.",
+        min_length=1,
+        elsewhere="load_debug_rollout_data debug_train_only",
+    )
+    only: bool = setting(
+        False, "Generate, score and record; train nothing.", elsewhere="debug_rollout_only rollout_only"
+    )
     kept_groups: int = setting(
         0,
         "Groups of every tenth step that are written to samples/, texts included, for people to read; 0: none.",
@@ -125,25 +162,6 @@ class RolloutSettings(Section):
         le=1_000_000,
         elsewhere="rollout_data_dir log_samples num_examine",
     )
-
-
-class GenerationSettings(Section):
-    """The engine that generates."""
-
-    engine: Literal["embedded"] = setting("embedded", "embedded: a torch engine inside each rank.", elsewhere="backend")
-    num_slots: int = setting(
-        64,
-        "Sequences that one engine decodes at once.",
-        ge=1,
-        le=1_000_000,
-        elsewhere="max_num_seqs max_running_requests",
-    )
-
-
-class WeightsSettings(Section):
-    """How new weights reach the engines."""
-
-    transport: Literal["auto", "inprocess"] = setting("auto", "auto takes what fits the engine.")
 
 
 class DataSettings(Section):

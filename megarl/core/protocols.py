@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from megarl.core.batch import MicroBatch, TrainBatch
-from megarl.core.sample import Finish, Group
+from megarl.core.sample import Finish, Group, VersionSpan
 from megarl.core.world import World
 
 EnginePart = Literal["weights", "kv_cache"]
+# what becomes of running requests: they end with what they have; they wait and compute their KV anew; they wait
+PauseMode = Literal["abort", "retract", "in_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,28 @@ class Generation:
     """The new tokens (a stop token included) and the log-prob of each under the temperature-scaled policy.
 
     Log-probs are of the whole vocabulary's distribution, before top-p and top-k cut it, so that they can be compared
-    with the trainer's. A greedy draw reports temperature 1.
+    with the trainer's. A greedy draw reports temperature 1. An aborted request has the tokens that it got to.
     """
 
     id: str
     token_ids: NDArray[np.int64]
     logprobs: NDArray[np.float32]
     finish: Finish
+    # of the weights that drew the first token, which are the oldest
     version: int
+    # if the weights changed on the way: which drew which tokens, without a gap; empty if one version drew them all
+    spans: tuple[VersionSpan, ...] = ()
+    # who served it, in words for people; empty where there is only one
+    engine: str = ""
+    # [prompt and new tokens but the last, layers, experts per token]: where a sparse model sent each token (R3)
+    routed_experts: NDArray[np.int32] | None = None
 
 
 class Engine(Protocol):
-    """A generation engine with SGLang's semantics: token ids in, token ids and log-probs out."""
+    """A generation engine with SGLang's semantics: token ids in, token ids and log-probs out.
+
+    `abort`, `pause` and `continue_generation` may be called from another thread while `generate` runs.
+    """
 
     @property
     def version(self) -> int:
@@ -63,8 +75,17 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Serve all requests; results in the order of the requests."""
 
+    def abort(self, ids: Sequence[str] | None = None) -> None:
+        """End these requests, or all: `generate` gives what they have, as finish "abort". Unknown ids are ignored."""
+
+    def pause(self, mode: PauseMode) -> None:
+        """Draw nothing until `continue_generation`; new requests wait."""
+
+    def continue_generation(self) -> None:
+        """Go on; nothing happens if the engine is not paused."""
+
     def begin_weight_update(self) -> None:
-        """From here to `end_weight_update` the engine does not serve."""
+        """From here to `end_weight_update` the engine does not serve. Running requests must be paused first."""
 
     def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take a bucket of (Hugging Face name, full tensor)."""
@@ -80,6 +101,40 @@ class Engine(Protocol):
 
     def resume(self, part: EnginePart) -> None:
         """Take the part's memory again; contents are undefined until written."""
+
+
+class RemoteEngine(Protocol):
+    """One server that speaks SGLang's routes. Every call may raise `EngineFault`, which says what kind of failure it
+    was; what that means for the server is the fleet's to decide.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where it listens; also its name."""
+
+    async def generate(self, request: GenerationRequest, timeout: float) -> Generation:
+        """Serve one request. What comes back has been checked: lengths, ids, finite log-probs, the request's id."""
+
+    async def abort(self, ids: Sequence[str] | None = None) -> None:
+        """See `Engine.abort`."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`."""
+
+    async def continue_generation(self) -> None:
+        """See `Engine.continue_generation`."""
+
+    async def is_healthy(self, timeout: float) -> bool:
+        """Whether it answers its health route. Never raises."""
+
+    async def version(self) -> int:
+        """The version of the weights that it says it serves; 0 for weights that megarl did not push."""
+
+    async def release(self, parts: Sequence[EnginePart]) -> None:
+        """See `Engine.release`. The engine must be idle."""
+
+    async def resume(self, parts: Sequence[EnginePart]) -> None:
+        """See `Engine.resume`."""
 
 
 class Fleet(Protocol):

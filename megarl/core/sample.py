@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Finish = Literal["stop", "length", "abort"]
+
+
+class VersionSpan(NamedTuple):
+    """Weights ``version`` drew the response's tokens ``start`` to ``stop``, the latter excluded."""
+
+    version: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,13 @@ class Sample:
     rollout_logprobs: NDArray[np.float32]
     finish: Finish
     response: str = ""
+    # of the oldest weights that drew any of it; ``spans`` says which drew what, and is empty if these drew all
     version: int = 0
+    spans: tuple[VersionSpan, ...] = ()
+    # the server that served it; empty for engines inside the ranks
+    engine: str = ""
+    # [tokens - 1, layers, experts per token]: where the engine's router sent each token, if it was asked (R3)
+    routed_experts: NDArray[np.int32] | None = None
     seed: int = 0
     # What the reward function gave. None until scored; a failed reward never becomes a number.
     reward: float | None = None
