@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, SupportsFloat
+from typing import Any, Literal, Protocol, SupportsFloat
 
 import numpy as np
 import torch
@@ -103,6 +103,15 @@ class Engine(Protocol):
         """Take the part's memory again; contents are undefined until written."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """What a server is: megarl's own engine or SGLang, its version, and the devices that it spans."""
+
+    name: Literal["embedded", "sglang"]
+    version: tuple[int, ...]
+    tp_size: int = 1
+
+
 class RemoteEngine(Protocol):
     """One server that speaks SGLang's routes. Every call may raise `EngineFault`, which says what kind of failure it
     was; what that means for the server is the fleet's to decide.
@@ -124,6 +133,12 @@ class RemoteEngine(Protocol):
     async def continue_generation(self) -> None:
         """See `Engine.continue_generation`."""
 
+    async def kind(self) -> EngineKind:
+        """What it says it is; asked once."""
+
+    async def control(self, route: str, body: Mapping[str, Any], timeout: float) -> Any:
+        """POST to a control route under the admin key; the JSON of the answer. For weight updates."""
+
     async def is_healthy(self, timeout: float) -> bool:
         """Whether it answers its health route. Never raises."""
 
@@ -135,6 +150,30 @@ class RemoteEngine(Protocol):
 
     async def resume(self, parts: Sequence[EnginePart]) -> None:
         """See `Engine.resume`."""
+
+
+class PushTargets(Protocol):
+    """The servers of a fleet, as a weight push sees them. Of the driver."""
+
+    def targets(self) -> list[str]:
+        """The addresses of all servers that are up, whatever weights they hold."""
+
+    def pushed(self, url: str, version: int, problem: str | None) -> None:
+        """What became of the push. Without a problem (version and checksum were compared) the server serves
+        ``version`` from now on; with one it does not serve until a later push succeeds.
+        """
+
+
+class ServerProcesses(Protocol):
+    """The server processes that a run started, seen by the fleet."""
+
+    def is_running(self, url: str) -> bool:
+        """Whether the server's process is alive. Cheap; does not speak HTTP."""
+
+    async def restart(self, url: str) -> None:
+        """End what is left of it, start it anew at the same address, and wait until it is ready. It has no weights.
+        Raises `EngineFault` if it does not come up.
+        """
 
 
 class Fleet(Protocol):
