@@ -11,6 +11,7 @@ from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.roles import TrainedSettings
 from megarl.config.schema import OptimizerSettings, RunConfig
+from megarl.config.serving_checks import check_serving
 
 _GROUP_SIZE: KeyPath = ("rollout", "group_size")
 
@@ -20,6 +21,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
     return [
         *_model(config),
         *_rollout(config),
+        *check_serving(config),
         *_schedules(config),
         *_optimizers(config),
         *_reward(config),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import StringConstraints
 
 from megarl.config.section import Section, setting
 
-_MANY = 1_000_000_000
 _DAY = 86_400.0
+_ADDRESS = r"https?://[^\s/@?#]+"
+_REFERENCE = r"^(env|file):.+$"
 
 
 class GenerationSettings(Section):
@@ -33,7 +36,7 @@ class GenerationSettings(Section):
         le=100_000,
         elsewhere="rollout_num_engines num_engines",
     )
-    urls: list[str] = setting(
+    urls: list[Annotated[str, StringConstraints(pattern=rf"^{_ADDRESS}$")]] = setting(
         [],
         "Servers that are already there, which megarl uses and does not start: http://HOST:PORT.",
         rule="a list of addresses like http://127.0.0.1:30000",
@@ -52,16 +55,23 @@ class GenerationSettings(Section):
         None,
         "An sglang-router between megarl and the servers: start, or the address of one; null: none.",
         rule="start, an address like http://127.0.0.1:30000, or null",
-        min_length=1,
+        pattern=rf"^(start|{_ADDRESS})$",
     )
     python: str | None = setting(
         None, "Python interpreter that has SGLang installed; null: the one that runs megarl.", min_length=1
     )
     api_key: str | None = setting(
-        None, "Key of the servers in urls, as env:NAME or file:PATH. Started servers get a new one in every run."
+        None,
+        "Key of the servers in urls. Started servers get a new one in every run.",
+        rule="env:NAME, file:PATH or null",
+        pattern=_REFERENCE,
     )
     admin_key: str | None = setting(
-        None, "Key of their control routes, likewise; null: the same as api_key.", elsewhere="admin_api_key"
+        None,
+        "Key of their control routes; null: the same as api_key.",
+        rule="env:NAME, file:PATH or null",
+        pattern=_REFERENCE,
+        elsewhere="admin_api_key",
     )
     start_timeout_seconds: float = setting(600.0, "Longest wait for a server to be ready.", gt=0, le=_DAY)
     request_timeout_seconds: float = setting(

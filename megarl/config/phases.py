@@ -29,17 +29,19 @@ class Phase:
 
 
 def phases(config: RunConfig) -> list[Phase]:
-    """The phases of a step in their order; those of models that the run does not have are left out."""
-    only_supervised = isinstance(config.algorithm, SftSettings)
-    generates = config.rollout is not None
+    """The phases of a step that move something, in their order; those of models that the run does not have are left
+    out, and so is generating by engines that have devices of their own.
+    """
+    supervised, trains, shares = _is_supervised(config), not config.only_generates, config.engine_shares_devices
+    update = {"actor": WEIGHTS, **({"engine": WEIGHTS} if shares else {})}
     table = [
-        (generates, Phase("actor_infer/generate", {"engine": SERVING})),
+        (shares, Phase("actor_infer/generate", {"engine": SERVING})),
         (config.uses_reference, Phase("reference/compute_log_probs", {"reference": WEIGHTS})),
-        (not only_supervised, Phase("actor_train/compute_log_probs", {"actor": WEIGHTS})),
+        (trains and not supervised, Phase("actor_train/compute_log_probs", {"actor": WEIGHTS})),
         (config.uses_critic, Phase("critic/compute_values", {"critic": WEIGHTS})),
         (config.uses_critic, Phase("critic/train_step", {"critic": TRAINING})),
-        (True, Phase("actor_train/train_step", {"actor": TRAINING})),
-        (generates, Phase("actor_train/model_update", {"actor": WEIGHTS, "engine": WEIGHTS})),
+        (trains, Phase("actor_train/train_step", {"actor": TRAINING})),
+        (config.generates, Phase("actor_train/model_update", update)),
         (True, Phase("actor_train/do_checkpoint", _saved(config))),
     ]
     return [phase for exists, phase in table if exists]
@@ -47,10 +49,16 @@ def phases(config: RunConfig) -> list[Phase]:
 
 def measured_phases(config: RunConfig) -> list[str]:
     """The names of all phases that a run measures: those of the table, and those that move nothing."""
-    generates = config.rollout is not None
-    reads = config.warmup is not None or isinstance(config.algorithm, SftSettings)
-    others = [(generates, "reward/compute_rewards"), (reads, "data/read_demonstrations")]
+    others = [
+        (config.generates and not config.engine_shares_devices, "actor_infer/generate"),
+        (config.generates, "reward/compute_rewards"),
+        (config.warmup is not None or _is_supervised(config), "data/read_demonstrations"),
+    ]
     return [phase.name for phase in phases(config)] + [name for exists, name in others if exists]
+
+
+def _is_supervised(config: RunConfig) -> bool:
+    return isinstance(config.algorithm, SftSettings)
 
 
 def _saved(config: RunConfig) -> dict[str, tuple[str, ...]]:
@@ -62,7 +70,7 @@ def _saved(config: RunConfig) -> dict[str, tuple[str, ...]]:
 def residents(config: RunConfig) -> list[str]:
     """The models that share the device, in the order of the table's columns."""
     exists = {
-        "engine": config.rollout is not None,
+        "engine": config.engine_shares_devices,
         "actor": True,
         "critic": config.uses_critic,
         "reference": config.uses_reference,

@@ -322,14 +322,43 @@ class RunConfig(Section):
         return self.reference.max_tokens_per_microbatch or self.actor.max_tokens_per_microbatch
 
     @property
+    def generates(self) -> bool:
+        """Whether any engine draws samples."""
+        return self.rollout is not None and self.rollout.replay is None
+
+    @property
+    def only_generates(self) -> bool:
+        """Whether the run records rollouts and trains nothing."""
+        return self.rollout is not None and self.rollout.only
+
+    @property
+    def num_steps_ahead(self) -> int:
+        """For how many steps samples are drawn before their step has come."""
+        if self.rollout is None or not self.uses_servers or self.generation.colocated:
+            return 0
+        return self.rollout.max_staleness
+
+    @property
+    def uses_servers(self) -> bool:
+        """Whether the engines are servers; if not, there is one inside each rank."""
+        own = self.generation
+        return self.generates and (own.engine == "sglang" or own.num_servers > 0 or bool(own.urls))
+
+    @property
+    def engine_shares_devices(self) -> bool:
+        """Whether engines take memory of the trainer's devices, and have to make room."""
+        return self.generates and (self.generation.colocated or not self.uses_servers)
+
+    @property
     def uses_critic(self) -> bool:
         """Whether there is a value model."""
-        return isinstance(self.algorithm, PpoSettings)
+        return isinstance(self.algorithm, PpoSettings) and not self.only_generates
 
     @property
     def uses_reference(self) -> bool:
         """Whether there is a reference model."""
-        return isinstance(self.algorithm, PolicyLossSettings) and self.algorithm.kl.coef > 0
+        is_penalised = isinstance(self.algorithm, PolicyLossSettings) and self.algorithm.kl.coef > 0
+        return is_penalised and not self.only_generates
 
     @property
     def eval_sets(self) -> list[tuple[Literal["eval", "bench"], str, EvalSetSettings]]:

@@ -184,10 +184,30 @@ def _batch(config: RunConfig) -> str:
 def _generation(config: RunConfig) -> list[tuple[str, str]]:
     if config.rollout is None:
         return []
-    shape, length, slots = model_shape(config), max_sequence_length(config), config.generation.num_slots
-    num_bytes = 4 * slots * length * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-    text = f"{slots} sequences of at most {length:,} tokens at once per rank, KV cache {num_bytes / 2**20:,.0f} MiB"
-    return [("generation", text)]
+    if config.rollout.replay is not None:
+        skipped = ", evaluation is left out" if config.eval_sets else ""
+        return [("generation", f"none: samples are read from {config.rollout.replay}{skipped}")]
+    length, slots = max_sequence_length(config), config.generation.num_slots
+    text = f"{slots} sequences of at most {length:,} tokens at once per {'server' if config.uses_servers else 'rank'}"
+    if config.generation.engine == "embedded":
+        shape = model_shape(config)
+        num_bytes = 4 * slots * length * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+        text += f", KV cache {num_bytes / 2**20:,.0f} MiB"
+    rows = [("generation", text)]
+    if config.uses_servers:
+        rows.append(("servers", _servers(config)))
+    if config.num_steps_ahead:
+        rows.append(("ahead", f"samples are drawn up to {config.num_steps_ahead} steps before they are trained on"))
+    return rows
+
+
+def _servers(config: RunConfig) -> str:
+    own = config.generation
+    if own.urls:
+        return f"{len(own.urls)} of yours: {', '.join(own.urls)}"
+    number = str(own.num_servers or "as many as fit")
+    where = "on the trainer's devices" if own.colocated else "beside the trainer"
+    return f"{number} {own.engine} to be started, {where}"
 
 
 def _phases(config: RunConfig) -> str:

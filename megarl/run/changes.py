@@ -16,7 +16,17 @@ from megarl.core.excerpt import excerpt
 from megarl.run.progress import Progress, data_digest
 
 # Sections and settings (everything below a section counts) that already decided what the finished steps did.
-_FIXED = ("run.name", "run.seed", "model", "data", "warmup", "algorithm.name", "critic.path")
+_FIXED = (
+    "run.name",
+    "run.seed",
+    "model",
+    "data",
+    "warmup",
+    "algorithm.name",
+    "critic.path",
+    "rollout.replay",
+    "rollout.only",
+)
 _ABSENT = object()
 
 Change = tuple[str, Any, Any]
