@@ -12,7 +12,7 @@ from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.meter import Meter
 from megarl.rollout.generated import Enter
 from megarl.rollout.prompt_stream import PromptStream
-from megarl.rollout.single_turn import report_lengths
+from megarl.rollout.statistics import report_lengths
 
 READ = "data/read_demonstrations"
 

@@ -13,7 +13,8 @@ from megarl.metrics.meter import Meter
 from megarl.rewards.reward import RewardFunction
 from megarl.rewards.score import score_groups
 from megarl.rollout.prompt_stream import PromptStream
-from megarl.rollout.single_turn import answer_all, report_lengths
+from megarl.rollout.single_turn import answer_all
+from megarl.rollout.statistics import report_rollouts
 
 GENERATE = "actor_infer/generate"
 SCORE = "reward/compute_rewards"
@@ -67,37 +68,5 @@ class GeneratedRollouts:
             )
         with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
             score_groups(groups, self._reward)
-        report_lengths(groups, self._plan.params.max_new_tokens, meter)
-        _report_prompts(groups, self._plan.max_prompt_tokens, meter)
-        _report_scores(groups, meter)
-        _report_versions(groups, meter)
+        report_rollouts(groups, self._plan.params.max_new_tokens, self._plan.max_prompt_tokens, step, meter)
         return groups
-
-
-def _report_prompts(groups: Sequence[Group], limit: int, meter: Meter) -> None:
-    for group in groups:
-        is_full = len(group.prompt.token_ids) >= limit
-        meter.mean("prompt_length/clip_ratio", is_full * len(group.samples), len(group.samples))
-    if groups:
-        meter.sum("rollout/finished_task_count", len(groups))
-
-
-def _report_scores(groups: Sequence[Group], meter: Meter) -> None:
-    """The named scores that a reward function gave beside its number: each prompt's mean, then over prompts."""
-    for group in groups:
-        names = {name for sample in group.samples for name in sample.scores}
-        for name in sorted(names):
-            values = [sample.scores[name] for sample in group.samples if name in sample.scores]
-            mean = sum(values) / len(values)
-            meter.mean(f"rollout/{name}/mean", mean, 1)
-            meter.max(f"rollout/{name}/max", mean)
-            meter.min(f"rollout/{name}/min", mean)
-
-
-def _report_versions(groups: Sequence[Group], meter: Meter) -> None:
-    """Which weights the samples come from."""
-    for sample in (sample for group in groups for sample in group.samples):
-        meter.mean("sample/model_version/mean", sample.version, 1)
-        meter.max("sample/model_version/max", sample.version)
-        meter.min("sample/model_version/min", sample.version)
-        meter.last("rollout/model_version", sample.version)

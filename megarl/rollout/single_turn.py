@@ -53,28 +53,3 @@ def _sample(request: GenerationRequest, generation: Generation, tokenizer: Token
         version=generation.version,
         seed=request.seed,
     )
-
-
-def report_lengths(groups: Sequence[Group], max_new_tokens: int, meter: Statistics) -> None:
-    """Lengths of prompts and responses, and how many responses hit the limit or are empty."""
-    for group in groups:
-        num_prompt = len(group.prompt.token_ids)
-        for sample in group.samples:
-            num_response = sample.num_response_tokens
-            for name, length in (
-                ("prompt_length", num_prompt),
-                ("response_length", len(sample.token_ids) - num_prompt),
-                ("tokens/response_length", num_response),
-            ):
-                meter.mean(f"{name}/mean", length, 1)
-                meter.max(f"{name}/max", length)
-                meter.min(f"{name}/min", length)
-            cut = sample.finish == "length" or num_response > max_new_tokens
-            meter.mean("response_length/clip_ratio", cut, 1)
-            meter.mean("response/aborted_ratio", sample.finish == "abort" or num_response == 0, 1)
-            meter.sum("perf/total_num_tokens", len(sample.token_ids))
-            meter.sum("perf/num_response_tokens", num_response)
-            meter.sum("perf/num_squared_tokens", len(sample.token_ids) ** 2)
-    if groups:
-        meter.sum("experience_pipeline/experience_count", sum(len(group.samples) for group in groups))
-        meter.last("sample/task_count", len({group.prompt.id for group in groups}))

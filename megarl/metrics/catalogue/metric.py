@@ -16,6 +16,8 @@ COUNT_UNITS = {
     "version",
     "prompts",
     "failures",
+    "servers",
+    "requests",
     "level",
 }
 EVERY_STEP = "every step"

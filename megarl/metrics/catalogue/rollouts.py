@@ -8,6 +8,7 @@ _GENERATED = "steps that generate"
 _SCORES = "steps whose reward function gives named scores"
 _EVAL = "steps with an evaluation"
 _DETAILED = "with metrics.detailed_stats"
+_SERVERS = "runs with servers that generate"
 _OVER_PROMPTS = "{mean,std,max,min}"
 
 _LENGTHS = (
@@ -47,8 +48,26 @@ _GROUPS = (
     Metric("rollout/finished_task_count", "sum", "prompts", "Prompts that were answered.", when=_GENERATED),
     Metric("rollout/model_version", "last", "version", "The version of the weights that generated.", when=_GENERATED),
     Metric("sample/model_version/{mean,max,min}", "{mean,max,min}", "version",
-           "The {mean,max,min} over samples of the version of the weights that generated them.", when=_GENERATED),
+           "The {mean,max,min} over samples of the version of the weights that generated them; where an update came in "
+           "between, of the oldest.", when=_GENERATED),
+    Metric("sample/staleness/{mean,max,min}", "{mean,max,min}", "version",
+           "The {mean,max,min} over samples of how many versions the weights that generated them (the oldest) are "
+           "behind those that the step starts from: training/global_step - 1 - version; 0 is on-policy.",
+           when=_GENERATED),
     Metric("sample/task_count", "last", "prompts", "Different prompts in the training batch."),
+)  # fmt: skip
+
+_ENGINES = (
+    Metric("engine/num_healthy", "last", "servers", "Servers that serve at the end of the step's generation.",
+           when=_SERVERS),
+    Metric("engine/num_restarts", "sum", "servers", "Servers that were started again.", when=_SERVERS),
+    Metric("engine/num_retries", "sum", "requests", "Requests that were sent again, to another server if there is one.",
+           when=_SERVERS),
+    Metric("engine/num_rejected", "sum", "requests",
+           "Answers that were thrown away because something about them is wrong: lengths, ids, log-probs, version.",
+           when=_SERVERS),
+    Metric("engine/num_lost", "sum", "servers", "Servers that stopped serving.", when=_SERVERS),
+    Metric("engine/num_aborted", "sum", "requests", "Requests that were ended before they were done.", when=_SERVERS),
 )  # fmt: skip
 
 
@@ -98,4 +117,4 @@ _EVALUATION = (
            "The {mean,max,min} over all evaluation samples of all tasks.", when=_EVAL),
 )  # fmt: skip
 
-ENTRIES: tuple[Metric, ...] = (*_LENGTHS, *_GROUPS, *_EVALUATION)
+ENTRIES: tuple[Metric, ...] = (*_LENGTHS, *_GROUPS, *_ENGINES, *_EVALUATION)
