@@ -20,7 +20,7 @@ from megarl.core.seeding import derive_seed
 from megarl.core.world import World
 from megarl.data.prompts import Cursor
 from megarl.generation.embedded.engine import EmbeddedEngine
-from megarl.generation.fleet import EmbeddedFleet
+from megarl.generation.fleet.inprocess import EmbeddedFleet
 from megarl.generation.parts import EngineMemory
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.optim import OptimizerSettings

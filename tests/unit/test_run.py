@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from megarl.config.load import load_config
 from megarl.core.errors import RunDirInUseError
 from megarl.core.protocols import GenerationRequest, SamplingParams
-from megarl.generation.fleet import deal
+from megarl.generation.fleet.inprocess import deal
 from megarl.metrics.meter import Meter
 from megarl.metrics.values import Span
 from megarl.run.directory import claim
