@@ -33,7 +33,7 @@ def phases(config: RunConfig) -> list[Phase]:
     out, and so is generating by engines that have devices of their own.
     """
     supervised, trains, shares = _is_supervised(config), not config.only_generates, config.engine_shares_devices
-    update = {"actor": WEIGHTS, **({"engine": WEIGHTS} if shares else {})}
+    update: dict[str, tuple[str, ...]] = {"actor": WEIGHTS, **({"engine": WEIGHTS} if shares else {})}
     table = [
         (shares, Phase("actor_infer/generate", {"engine": SERVING})),
         (config.uses_reference, Phase("reference/compute_log_probs", {"reference": WEIGHTS})),

@@ -332,6 +332,11 @@ class RunConfig(Section):
         return self.rollout is not None and self.rollout.only
 
     @property
+    def records(self) -> bool:
+        """Whether rollouts are written down."""
+        return self.rollout is not None and (self.rollout.record or self.rollout.only)
+
+    @property
     def num_steps_ahead(self) -> int:
         """For how many steps samples are drawn before their step has come."""
         if self.rollout is None or not self.uses_servers or self.generation.colocated:

@@ -176,6 +176,51 @@ class ServerProcesses(Protocol):
         """
 
 
+class Served(Protocol):
+    """What became of a batch of requests."""
+
+    @property
+    def generations(self) -> Sequence[Generation | None]:
+        """In the order of the requests; None for what nobody served."""
+
+    @property
+    def needs_push(self) -> bool:
+        """Nobody serves, but somebody would after a push of weights: the rest has to be asked for again."""
+
+
+class Batch(Protocol):
+    """Requests on their way. Of the driver."""
+
+    def wait(self, num_groups: int | None = None) -> Served:
+        """Until all are served; or until ``num_groups`` groups are whole, and then the others give what they have, as
+        finish "abort". Raises `EngineError` when too few servers are left, or none answers in time.
+        """
+
+
+class Servers(PushTargets, Protocol):
+    """The servers of a run. Of the driver."""
+
+    def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> Batch:
+        """Ask, in the background. ``groups[i]`` is the group of request i. Only what weights in ``versions`` drew is
+        taken.
+        """
+
+    def needs_push(self) -> bool:
+        """Whether a server is up and serves no weights."""
+
+    def release(self, parts: Sequence[EnginePart]) -> None:
+        """See `Engine.release`; all servers."""
+
+    def resume(self, parts: Sequence[EnginePart]) -> None:
+        """See `Engine.resume`; all servers."""
+
+    def report(self, meter: Statistics) -> None:
+        """What happened since the last report."""
+
+    def close(self) -> None:
+        """Talk to nobody any more."""
+
+
 class Fleet(Protocol):
     """All engines of a run behind one call."""
 

@@ -10,8 +10,8 @@ from megarl.core.errors import DataError
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.meter import Meter
-from megarl.rollout.generated import Enter
 from megarl.rollout.prompt_stream import PromptStream
+from megarl.rollout.serving import Enter
 from megarl.rollout.statistics import report_lengths
 
 READ = "data/read_demonstrations"

@@ -1,26 +1,27 @@
-"""Rollouts that the current policy generates."""
+"""Rollouts that the current policy generates, one step at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from megarl.core.protocols import Fleet, SamplingParams
+from megarl.core.protocols import SamplingParams
 from megarl.core.sample import Group
 from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.meter import Meter
 from megarl.rewards.reward import RewardFunction
 from megarl.rewards.score import score_groups
 from megarl.rollout.prompt_stream import PromptStream
-from megarl.rollout.single_turn import answer_all
+from megarl.rollout.serving import SCORE, Enter, Serving
+from megarl.rollout.single_turn import groups_of, requests_for
 from megarl.rollout.statistics import report_rollouts
 
-GENERATE = "actor_infer/generate"
-SCORE = "reward/compute_rewards"
+# writes a step's scored groups down, with the epoch that they belong to
+Record = Callable[[int, Sequence[Group], int], None]
 
-# enters a phase: the block runs with what the phase needs on the device, and is measured
-Enter = Callable[[str, Meter], AbstractContextManager[None]]
+
+def keep_no_record(step: int, groups: Sequence[Group], epoch: int) -> None:
+    """For runs that record nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +35,36 @@ class RolloutPlan:
     seed: int
 
 
+class Marking:
+    """What every rollout goes through once it is drawn: it is scored, reported and, if asked, recorded."""
+
+    def __init__(self, reward: RewardFunction, plan: RolloutPlan, enter: Enter, record: Record) -> None:
+        self._reward = reward
+        self._plan = plan
+        self._enter = enter
+        self._record = record
+
+    def mark(self, step: int, groups: Sequence[Group], epoch: int, meter: Meter) -> None:
+        """Score the groups that ``step`` trains on."""
+        with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
+            score_groups(groups, self._reward)
+        report_rollouts(groups, self._plan.params.max_new_tokens, self._plan.max_prompt_tokens, step, meter)
+        self._record(step, groups, epoch)
+
+
 class GeneratedRollouts:
-    """Draws prompts, lets the fleet answer, and scores the answers. The driver does the thinking."""
+    """Draws prompts, lets the engines answer with the newest weights, and marks the answers. The driver does the
+    thinking.
+    """
 
     def __init__(
-        self,
-        prompts: PromptStream,
-        tokenizer: Tokenizer,
-        reward: RewardFunction,
-        fleet: Fleet,
-        plan: RolloutPlan,
-        enter: Enter,
+        self, prompts: PromptStream, tokenizer: Tokenizer, serving: Serving, plan: RolloutPlan, marking: Marking
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
-        self._reward = reward
-        self._fleet = fleet
+        self._serving = serving
         self._plan = plan
-        self._enter = enter
+        self._marking = marking
 
     @property
     def epoch(self) -> int:
@@ -60,13 +73,10 @@ class GeneratedRollouts:
 
     def collect(self, step: int, meter: Meter) -> Sequence[Group]:
         """The step's scored groups on the driver, [] elsewhere. Collective."""
-        prompts = self._prompts.draw(self._plan.prompts_per_step)
-        seed = (self._plan.seed, "sampling", step)
-        with meter.timed("timing_s/gen"), self._enter(GENERATE, meter):
-            groups = answer_all(
-                prompts, self._plan.group_size, self._plan.params, seed, self._fleet, self._tokenizer, meter
-            )
-        with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
-            score_groups(groups, self._reward)
-        report_rollouts(groups, self._plan.params.max_new_tokens, self._plan.max_prompt_tokens, step, meter)
+        plan = self._plan
+        prompts = self._prompts.draw(plan.prompts_per_step)
+        requests = requests_for(prompts, str(step), plan.group_size, plan.params, (plan.seed, "sampling", step))
+        generations = self._serving.generate(step - 1, requests, "timing_s/gen", meter, meter)
+        groups = groups_of(prompts, requests, generations, self._tokenizer)
+        self._marking.mark(step, groups, self.epoch, meter)
         return groups

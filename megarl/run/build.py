@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from megarl.algorithms.choose import build_algorithm
 from megarl.algorithms.sft import Sft
+from megarl.algorithms.untrained import Untrained
 from megarl.checkpoint.store import CheckpointStore
 from megarl.config import schema
 from megarl.config.algorithms import CustomAlgorithm, PpoSettings, SftSettings
-from megarl.config.layout import max_sequence_length, model_shape
+from megarl.config.layout import model_shape
 from megarl.config.model_shape import ModelShape
 from megarl.config.phases import leaves_device, phases
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
 from megarl.core.seeding import derive_seed
 from megarl.core.world import World
 from megarl.data.prompts import Cursor
-from megarl.generation.embedded.engine import EmbeddedEngine
-from megarl.generation.fleet.inprocess import EmbeddedFleet
-from megarl.generation.parts import EngineMemory
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.optim import OptimizerSettings
 from megarl.rollout.demonstrations import DemonstrationRollouts
-from megarl.rollout.generated import GENERATE, GeneratedRollouts, RolloutPlan
+from megarl.rollout.generated import GeneratedRollouts, Marking, RolloutPlan, keep_no_record
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
+from megarl.rollout.recorded import RecordedRollouts, Recording
+from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
+from megarl.rollout.serving import GENERATE, ServerServing
 from megarl.run.checkpoints import Checkpoints, SavePlan
+from megarl.run.engines import Engines, Generation, build_engines
 from megarl.run.eval_schedule import Schedule
 from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
 from megarl.run.inputs import Inputs, max_prompt_tokens
 from megarl.run.kept_samples import KeptSamples
+from megarl.run.progress import last_step_of
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
 from megarl.run.roles import Models, SamePlans, build_models, run_dtype
-from megarl.run.stage import LearningModel, Stage
+from megarl.run.stage import LearningModel, Rollouts, Stage
 from megarl.run.state import Parts, RunState
 from megarl.run.stop import StopRequest
-from megarl.run.sync import UPDATE, EngineSync, keep_engines
+from megarl.run.sync import UPDATE
 from megarl.run.timeline import Timelines
-from megarl.weights.inprocess import InProcessTransport
-
-ENGINES = {"embedded": EmbeddedEngine}
-TRANSPORTS = {"auto": InProcessTransport, "inprocess": InProcessTransport}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,8 @@ class Run:
     checkpoints: Checkpoints
     samples: KeptSamples
     timelines: Timelines
+    # ends what was started for the run
+    close: Callable[[], None]
 
     def stages_after(self, num_done: int) -> list[Stage]:
         """The stages that have steps left when ``num_done`` are done."""
@@ -67,14 +68,6 @@ class Run:
         """The phases that may come first after ``step``."""
         following = self.stages_after(step) or self.stages[-1:]
         return following[0].first_phases
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What a run that samples needs: engines, and weights in them."""
-
-    fleet: EmbeddedFleet
-    sync: EngineSync
 
 
 class Builder:
@@ -91,14 +84,17 @@ class Builder:
         self._algorithm = build_algorithm(config.algorithm)
         # of the driver: where each stage is in the training data
         self._cursors: dict[str, Cursor] = {}
+        # rollouts that may be drawn before their step has come
+        self._ahead: ServerRollouts | None = None
+        self._directory = Path(config.run.dir) / config.run.name
 
     def build(self, store: CheckpointStore, stop: StopRequest) -> Run:
         """The run, with all models on the device and random or loaded weights in them."""
         optimizers = {"actor": self._actor_optimizer(), "critic": self._critic_optimizer()}
         models = build_models(self._config, self._world, optimizers, self._temperature)
-        engine = self._engine() if self._config.rollout else None
-        residency = self._residency(models, engine)
-        generation = self._generation(models, engine, residency) if engine else None
+        engines = build_engines(self._config, self._world)
+        residency = self._residency(models, engines)
+        generation = engines.connect(models.policy.export, residency) if engines else None
         stages = [self._warmup_stage(models, residency)] if self._config.warmup else []
         stages.append(self._main_stage(models, generation, residency))
         ends = tuple(stage.last_step for stage in stages)
@@ -107,35 +103,23 @@ class Builder:
             models.stateful,
             self._cursors,
             generation.sync if generation else None,
+            self._ahead,
             self._recorder,
             run_dtype(self._config, self._world.device),
         )
         state = RunState(self._config, self._world, parts)
         plan = SavePlan(self._config.checkpoint, ends[-1])
         checkpoints = Checkpoints(store, plan, state, residency, stop, self._world)
-        directory = Path(self._config.run.dir) / self._config.run.name
+        directory = self._directory
         kept = self._config.rollout.kept_groups if self._config.rollout else 0
         samples = KeptSamples(directory / "samples", kept, ends[-1], self._world)
         timelines = Timelines(residency.timeline, directory / "timeline.jsonl", ends[-1], self._world)
-        return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints, samples, timelines)
+        close = engines.close if engines else _nothing
+        return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints, samples, timelines, close)
 
-    def _engine(self) -> EmbeddedEngine:
-        generation, device = self._config.generation, self._world.device
-        length = max_sequence_length(self._config)
-        dtype = run_dtype(self._config, device)
-        return ENGINES[generation.engine](self._shape, generation.num_slots, length, device, dtype)
-
-    def _generation(self, models: Models, engine: EmbeddedEngine, residency: Residency) -> Generation:
-        transport = TRANSPORTS[self._config.weights.transport](models.policy.export, engine, self._world)
-        return Generation(EmbeddedFleet(engine, self._world), EngineSync(transport, residency))
-
-    def _residency(self, models: Models, engine: EmbeddedEngine | None) -> Residency:
+    def _residency(self, models: Models, engines: Engines | None) -> Residency:
         config = self._config
-        parts: dict[str, OffloadPart] = {
-            **({"engine.weights": EngineMemory(engine, "weights")} if engine else {}),
-            **({"engine.kv_cache": EngineMemory(engine, "kv_cache")} if engine else {}),
-            **models.parts,
-        }
+        parts: dict[str, OffloadPart] = {**(engines.parts if engines else {}), **models.parts}
         pinned = frozenset(name for name in parts if not leaves_device(config, name.partition(".")[0]))
         table = {phase.name: phase.parts for phase in phases(config)}
         measures = config.metrics.memory != "off"
@@ -171,7 +155,6 @@ class Builder:
             plan=SamePlans(self._config, 1, "token-mean").policy,
             begin=lambda: models.policy.begin_stage(settings, 1.0),
             resume=lambda: models.policy.configure(settings, 1.0),
-            refresh_engines=keep_engines,
             first_phases=(models.policy.train_phase,),
         )
 
@@ -182,12 +165,15 @@ class Builder:
         aggregation = "token-mean" if isinstance(settings, CustomAlgorithm) else settings.loss_aggregation
         plans = SamePlans(config, config.num_minibatches, aggregation)
         critic = plans.critic(models)
-        known: list[Annotator | None] = [plans.reference(models), None if supervised else models.policy, critic]
+        policy = None if supervised or config.only_generates else models.policy
+        known: list[Annotator | None] = [plans.reference(models), policy, critic]
         critic_only_until = self._warmup_steps
         if isinstance(config.algorithm, PpoSettings):
             critic_only_until += config.algorithm.critic_warmup_steps
 
         def learners(step: int) -> Sequence[LearningModel]:
+            if config.only_generates:
+                return []
             critics = [critic] if critic else []
             return critics if step <= critic_only_until else [*critics, models.policy]
 
@@ -207,23 +193,20 @@ class Builder:
 
         return Stage(
             name="main",
-            headline=f"{settings.name}: {config.run.num_steps} steps of {config.samples_per_step} samples",
+            headline=_headline(config),
             first_step=self._warmup_steps + 1,
             last_step=self._warmup_steps + config.run.num_steps,
             rollouts=self._rollouts(generation, residency),
-            algorithm=self._algorithm,
+            algorithm=Untrained(self._algorithm) if config.only_generates else self._algorithm,
             annotators=[annotator for annotator in known if annotator is not None],
             learners=learners,
             plan=plans.policy,
             begin=begin,
             resume=lambda: models.policy.configure(self._actor_optimizer(), temperature),
-            refresh_engines=keep_engines if supervised or generation is None else generation.sync.refresh,
-            first_phases=(models.policy.train_phase,) if supervised else (UPDATE, GENERATE),
+            first_phases=(UPDATE, GENERATE) if config.generates and not supervised else (models.policy.train_phase,),
         )
 
-    def _rollouts(
-        self, generation: Generation | None, residency: Residency
-    ) -> GeneratedRollouts | DemonstrationRollouts:
+    def _rollouts(self, generation: Generation | None, residency: Residency) -> Rollouts:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
             return DemonstrationRollouts(
@@ -235,7 +218,6 @@ class Builder:
             )
         rollout = config.rollout
         assert rollout is not None, "checked with the configuration"
-        assert generation is not None, "built whenever there are rollouts"
         plan = RolloutPlan(
             rollout.prompts_per_step,
             rollout.group_size,
@@ -243,8 +225,23 @@ class Builder:
             max_prompt_tokens(config),
             config.run.seed,
         )
+        if rollout.replay is not None:
+            return RecordedRollouts(Path(rollout.replay), plan, self._shape, self._world)
+        assert generation is not None, "built whenever something is generated"
         prompts = self._prompts("main", "prompts")
-        return GeneratedRollouts(prompts, inputs.tokenizer, inputs.reward, generation.fleet, plan, residency.phase)
+        record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
+        marking = Marking(inputs.reward, plan, residency.phase, record)
+        if not isinstance(generation.serving, ServerServing):
+            return GeneratedRollouts(prompts, inputs.tokenizer, generation.serving, plan, marking)
+        ahead = AheadPlan(
+            config.num_steps_ahead,
+            rollout.max_staleness,
+            rollout.extra_prompts,
+            rollout.unfinished == "carry_over",
+            last_step_of(config),
+        )
+        self._ahead = ServerRollouts(prompts, inputs.tokenizer, generation.serving, plan, ahead, marking, self._world)
+        return self._ahead
 
     def _sampling(self, temperature: float) -> SamplingParams:
         rollout = self._config.rollout
@@ -271,7 +268,7 @@ class Builder:
         detailed = config.metrics.detailed_stats or config.monitor.detailed_stats
         summarise = partial(at_k, detailed=detailed, best=best)
         tokenizer, seed = self._inputs.tokenizer, config.run.seed
-        return Evaluator(sets, schedule, tokenizer, generation.fleet, generation.sync, residency, seed, summarise)
+        return Evaluator(sets, schedule, tokenizer, generation.serving, residency.phase, seed, summarise)
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config
@@ -285,6 +282,20 @@ class Builder:
 
     def _updates_per_step(self) -> int:
         return self._algorithm.num_epochs * self._config.num_minibatches
+
+
+def _headline(config: schema.RunConfig) -> str:
+    steps, samples = config.run.num_steps, config.samples_per_step
+    if config.only_generates:
+        return f"Rollouts only: {steps} steps of {samples} samples; nothing is trained"
+    text = f"{config.algorithm.name}: {steps} steps of {samples} samples"
+    if config.rollout is not None and config.rollout.replay is not None:
+        text += f" from {config.rollout.replay}; there is no engine, and nothing is evaluated"
+    return text
+
+
+def _nothing() -> None:
+    """For runs that started nothing."""
 
 
 def _optimizer(settings: schema.OptimizerSettings, num_steps: int, updates_per_step: int) -> OptimizerSettings:

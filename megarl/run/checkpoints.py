@@ -15,10 +15,8 @@ from megarl.config.schema import CheckpointSettings
 from megarl.core.errors import Preempted, StorageError
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
-from megarl.models.random_state import tracker_state
 from megarl.run.progress import Best, Progress
 from megarl.run.residency import Residency
-from megarl.run.rng import rng_state
 from megarl.run.state import RunState
 from megarl.run.stop import StopRequest
 
@@ -123,11 +121,11 @@ class Checkpoints:
 
     def _save(self, step: int, best: Best | None, meter: Meter) -> None:
         self._keep_best(best)
+        self._state.settle(step, meter)
         with self._residency.phase("actor_train/do_checkpoint", meter):
             progress = self._state.progress(step, self._best)
             wait = not self._plan.settings.asynchronous
-            generators = {**rng_state(self._world.device), **tracker_state()}
-            self._store.save(step, self._state.slices(), progress.to_tree(), generators, wait=wait)
+            self._store.save(step, self._state.slices(), progress.to_tree(), self._state.rank_state(), wait=wait)
         self._saved_step = step
 
     def _keep_best(self, best: Best | None) -> None:

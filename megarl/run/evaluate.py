@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from megarl.algorithms.rewards import require_rewards
-from megarl.core.protocols import Fleet, SamplingParams
+from megarl.core.protocols import SamplingParams
 from megarl.core.sample import Group, Prompt
 from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.at_k import standard_error
 from megarl.metrics.meter import Meter
 from megarl.rewards.reward import RewardFunction
 from megarl.rewards.score import score_groups
-from megarl.rollout.generated import GENERATE, SCORE
-from megarl.rollout.single_turn import answer_all
+from megarl.rollout.serving import SCORE, Enter, Serving
+from megarl.rollout.single_turn import groups_of, requests_for
 from megarl.run.eval_schedule import Schedule
-from megarl.run.residency import Residency
-from megarl.run.sync import EngineSync
 
 # scores[prompt][attempt] -> statistics by name, mean@k and so on
 Summarise = Callable[[Sequence[Sequence[float]]], dict[str, float]]
@@ -44,18 +43,16 @@ class Evaluator:
         sets: Sequence[EvalSet],
         schedule: Schedule,
         tokenizer: Tokenizer,
-        fleet: Fleet,
-        sync: EngineSync,
-        residency: Residency,
+        serving: Serving,
+        enter: Enter,
         seed: int,
         summarise: Summarise,
     ) -> None:
         self._sets = sets
         self._schedule = schedule
         self._tokenizer = tokenizer
-        self._fleet = fleet
-        self._sync = sync
-        self._residency = residency
+        self._serving = serving
+        self._enter = enter
         self._seed = seed
         self._summarise = summarise
 
@@ -65,23 +62,31 @@ class Evaluator:
         sets = [eval_set for eval_set in self._sets if due[eval_set.kind]]
         if not sets:
             return False
-        self._sync.refresh(step, meter)
-        with meter.timed("timing_s/testing"):
-            with self._residency.phase(GENERATE, meter):
-                answered = [self._answer(eval_set) for eval_set in sets]
-            with self._residency.phase(SCORE, meter):
-                for eval_set, groups in zip(sets, answered, strict=True):
-                    score_groups(groups, eval_set.reward)
+        answered = self._answer(sets, step, meter)
+        with meter.timed("timing_s/testing"), self._enter(SCORE, meter):
+            for eval_set, groups in zip(sets, answered, strict=True):
+                score_groups(groups, eval_set.reward)
         for eval_set, groups in zip(sets, answered, strict=True):
             self._report(eval_set, groups, meter)
         return True
 
-    def _answer(self, eval_set: EvalSet) -> list[Group]:
-        seed = (self._seed, "evaluation", eval_set.name)
-        # The fleet's own statistics would mix with those of the training samples.
-        return answer_all(
-            eval_set.prompts, eval_set.num_samples, eval_set.params, seed, self._fleet, self._tokenizer, Meter()
-        )
+    def _answer(self, sets: Sequence[EvalSet], step: int, meter: Meter) -> list[list[Group]]:
+        """The groups of every set, on the driver. All sets are asked for at once."""
+        asked = [
+            requests_for(
+                one.prompts, f"{one.kind}/{one.name}", one.num_samples, one.params, (self._seed, "evaluation", one.name)
+            )
+            for one in sets
+        ]
+        everything = [request for requests in asked for request in requests]
+        # The engines' own statistics would mix with those of the training samples.
+        generations = self._serving.generate(step, everything, "timing_s/testing", meter, Meter())
+        answers = iter(generations)
+        groups = []
+        for one, requests in zip(sets, asked, strict=True):
+            own = list(islice(answers, len(requests)))
+            groups.append(groups_of(one.prompts, requests, own, self._tokenizer))
+        return groups
 
     def _report(self, eval_set: EvalSet, groups: Sequence[Group], meter: Meter) -> None:
         if not groups:

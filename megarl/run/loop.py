@@ -28,7 +28,6 @@ def train(run: Run, num_done: int) -> None:
             with meter.timed("timing_s/step_wall"):
                 with meter.timed("timing_s/step"):
                     reach("step/rollout", step=step)
-                    stage.refresh_engines(step - 1, meter)
                     with meter.timed("time/wait_explore_step"):
                         groups = stage.rollouts.collect(step, meter)
                     with meter.timed("time/experience_pipeline/total"):

@@ -58,6 +58,7 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
             _report(directory)
         raise
     finally:
+        run.close()
         recorder.finish()
         inputs.close()
     recorder.announce(format_summary(history, directory, config.warmup.num_steps if config.warmup else 0))

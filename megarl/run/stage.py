@@ -55,8 +55,6 @@ class Stage:
     begin: Callable[[], None]
     # in the place of `begin` when the stage goes on from a checkpoint: only what is set, nothing that was learned
     resume: Callable[[], None]
-    # before samples are drawn: engines get the weights of the given version if they lack them
-    refresh_engines: Callable[[int, Meter], None]
     # the phases that its next step may begin with: what they need stays on the device between two steps
     first_phases: tuple[str, ...]
 

@@ -12,23 +12,28 @@ from megarl.checkpoint.store import Checkpoint
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.slices import Slice, Stateful
-from megarl.core.world import World
+from megarl.core.world import DRIVER, World
 from megarl.data.cursor import Cursor
 from megarl.metrics.meter import Meter
-from megarl.models.random_state import restore_tracker_state
+from megarl.models.random_state import restore_tracker_state, tracker_state
+from megarl.rollout.server_rollouts import ServerRollouts
 from megarl.run.progress import Best, Progress, config_digest, data_digest
 from megarl.run.recorder import Recorder
-from megarl.run.rng import restore_rng_state
+from megarl.run.rng import restore_rng_state, rng_state
 from megarl.run.sync import EngineSync
+
+_AHEAD = "rollouts/ahead"
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Who holds state: the models by role, the stages' cursors (of the driver), the engines and the recorder."""
+    """Who holds state: the models by role, the stages' cursors (of the driver), the engines, rollouts and recorder."""
 
     models: Mapping[str, Stateful]
     cursors: Mapping[str, Cursor]
     sync: EngineSync | None
+    # rollouts that are drawn ahead of their step; None if none are
+    ahead: ServerRollouts | None
     recorder: Recorder
     # of the policy's weights, which an export has as well
     dtype: torch.dtype
@@ -42,6 +47,17 @@ class RunState:
         self._parts = parts
         self._config: dict[str, Any] = config.model_dump(mode="json")
         self._data_digest = data_digest(config) if world.is_driver else None
+
+    def settle(self, step: int, meter: Meter) -> None:
+        """Before the state is written down: wait for samples that are under way after ``step``. Collective."""
+        if self._parts.ahead is not None:
+            self._parts.ahead.settle(step, meter)
+
+    def rank_state(self) -> dict[str, torch.Tensor]:
+        """What belongs to this rank alone: its generators and, on the driver, samples that are not trained on yet."""
+        state = {**rng_state(self._world.device), **tracker_state()}
+        ahead = self._parts.ahead.state() if self._parts.ahead and self._world.is_driver else None
+        return state if ahead is None else {**state, _AHEAD: torch.from_numpy(ahead)}
 
     def slices(self) -> list[Slice]:
         """This rank's share of all models. The models must be on the device."""
@@ -86,6 +102,9 @@ class RunState:
         if parts.sync is not None and progress.served_version == progress.step:
             # So that the next step does not push, and count, what was pushed before the stop.
             parts.sync.refresh(progress.step, Meter())
+        if parts.ahead is not None:
+            drawn = (checkpoint.rank_state(DRIVER) or {}).get(_AHEAD) if self._world.is_driver else None
+            parts.ahead.restore(None if drawn is None else drawn.numpy())
         if same_layout(progress.config, self._config):
             generators = checkpoint.rank_state(self._world.rank)
             assert generators is not None, "the layout is the same"

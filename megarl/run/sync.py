@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from megarl.metrics.meter import Meter
@@ -20,20 +21,20 @@ class WeightTransport(Protocol):
 class EngineSync:
     """Pushes weights when somebody is about to generate, not when they change: supervised steps never push."""
 
-    def __init__(self, transport: WeightTransport, residency: Residency) -> None:
+    def __init__(
+        self, transport: WeightTransport, residency: Residency, someone_lacks_weights: Callable[[], bool]
+    ) -> None:
         self._transport = transport
         self._residency = residency
+        # whether an engine came up since the last push; collective
+        self._someone_lacks_weights = someone_lacks_weights
         # None: they have no weights yet
         self.served_version: int | None = None
 
     def refresh(self, version: int, meter: Meter) -> None:
         """Make the engines serve ``version``; nothing to do if they already do. Collective."""
-        if version == self.served_version:
+        if version == self.served_version and not self._someone_lacks_weights():
             return
         with meter.timed("timing_s/update_weights"), self._residency.phase(UPDATE, meter):
             meter.merge(self._transport.push(version))
         self.served_version = version
-
-
-def keep_engines(version: int, meter: Meter) -> None:
-    """For stages that do not generate."""

@@ -1,0 +1,9 @@
+"""stub"""
+
+
+class Recording:
+    def __init__(self, directory, world): ...
+    def write(self, step, groups, epoch): ...
+
+
+class RecordedRollouts: ...

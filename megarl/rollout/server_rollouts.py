@@ -1,0 +1,187 @@
+"""Rollouts of servers: drawn ahead while the trainer trains, and not always waited for.
+
+The samples of step ``s`` may come from weights as old as version ``s - 1 - max_staleness``. Servers that have devices
+of their own get the requests of step ``s + k`` at the beginning of step ``s``, as soon as they have its weights:
+
+    step s      wait for the samples of s, push version s - 1, ask for the samples of s + k, train on those of s
+
+With k = 1 nothing is under way while weights are pushed: every sample comes from one version, and a run gives the same
+bits every time. With k > 1 samples that are under way go on with the new weights, and their spans say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megarl.core import wire
+from megarl.core.sample import Group, Prompt
+from megarl.core.world import World
+from megarl.data.tokenizer import Tokenizer
+from megarl.metrics.meter import Meter
+from megarl.rollout.drafts import Draft, new_draft
+from megarl.rollout.generated import Marking, RolloutPlan
+from megarl.rollout.prompt_stream import PromptStream
+from megarl.rollout.serving import Pending, ServerServing
+
+
+@dataclass(frozen=True, slots=True)
+class AheadPlan:
+    """How far rollouts may run ahead, and what becomes of long tails."""
+
+    num_steps_ahead: int
+    max_staleness: int
+    # prompts beyond those that a step takes, so that it can leave the slowest behind
+    extra_prompts: int
+    carries_over: bool
+    last_step: int
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is under way, or waiting to be trained on, for one step. Ranks other than the driver have empty ones."""
+
+    drafts: list[Draft]
+    epoch: int
+    pending: Pending | None = None
+    # of each request that was made: (draft, sample)
+    asked: Sequence[tuple[int, int]] = ()
+
+
+class ServerRollouts:
+    """Keeps servers busy with the steps to come. The driver does the thinking; every rank keeps the same calendar."""
+
+    def __init__(
+        self,
+        prompts: PromptStream,
+        tokenizer: Tokenizer,
+        serving: ServerServing,
+        plan: RolloutPlan,
+        ahead: AheadPlan,
+        marking: Marking,
+        world: World,
+    ) -> None:
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._serving = serving
+        self._plan = plan
+        self._ahead = ahead
+        self._marking = marking
+        self._world = world
+        self._steps: dict[int, _Step] = {}
+        # groups that a step did not wait for, oldest first
+        self._left_behind: list[Draft] = []
+        self._epoch = 0
+        # how many groups a step waits for; None: all
+        self._wanted = plan.prompts_per_step if ahead.extra_prompts else None
+
+    @property
+    def epoch(self) -> int:
+        """Complete passes over the prompts when the last step's were drawn."""
+        return self._epoch
+
+    def collect(self, step: int, meter: Meter) -> Sequence[Group]:
+        """The step's scored groups on the driver, [] elsewhere. Collective."""
+        newest = min(step + self._ahead.num_steps_ahead, self._ahead.last_step)
+        if step not in self._steps:
+            self._begin(range(step, newest + 1), step - 1, meter)
+        self._finish(step, step - 1, meter)
+        later = [number for number in range(step + 1, newest + 1) if number not in self._steps]
+        if later:
+            self._begin(later, step - 1, meter)
+        own = self._steps.pop(step)
+        self._epoch = own.epoch
+        groups = [draft.group(self._tokenizer) for draft in own.drafts]
+        self._marking.mark(step, groups, own.epoch, meter)
+        return groups
+
+    def settle(self, version: int, meter: Meter) -> None:
+        """Wait for everything that is under way; ``version`` is that of the trainer's weights. Collective.
+
+        Whoever writes the state down does this first.
+        """
+        for step in sorted(self._steps):
+            self._finish(step, version, meter)
+
+    def state(self) -> np.ndarray | None:
+        """Of the driver, when all is settled: what is drawn and not trained on yet. None: nothing."""
+        if not self._steps and not self._left_behind:
+            return None
+        tree = {
+            "epoch": self._epoch,
+            "steps": {
+                str(step): {"epoch": own.epoch, "drafts": [draft.to_tree() for draft in own.drafts]}
+                for step, own in self._steps.items()
+            },
+            "left_behind": [draft.to_tree() for draft in self._left_behind],
+        }
+        return np.frombuffer(wire.encode(tree), dtype=np.uint8).copy()
+
+    def restore(self, state: np.ndarray | None) -> None:
+        """Go on from what `state` gave the driver. Collective."""
+        tree: dict[str, Any] = wire.decode(state.tobytes()) if state is not None else {}
+        if tree:
+            self._epoch = tree["epoch"]
+            self._left_behind = [Draft.from_tree(draft) for draft in tree["left_behind"]]
+            for step, own in tree["steps"].items():
+                self._steps[int(step)] = _Step([Draft.from_tree(draft) for draft in own["drafts"]], own["epoch"])
+        for step in self._world.broadcast(list(self._steps)):
+            self._steps.setdefault(step, _Step([], 0))
+
+    def _begin(self, steps: Sequence[int], version: int, meter: Meter) -> None:
+        """Ask for the samples of these steps, under weights ``version`` and later ones. Collective."""
+        self._serving.refresh(version, meter)
+        for step in steps:
+            own = _Step([], 0)
+            if self._world.is_driver:
+                own.drafts, own.epoch = self._drafts(step), self._prompts.epoch
+                params, drafts = self._plan.params, own.drafts
+                own.asked = [(row, sample) for row, draft in enumerate(drafts) for sample in draft.open_samples]
+                requests = [drafts[row].request(sample, params) for row, sample in own.asked]
+                allowed = range(max(0, step - 1 - self._ahead.max_staleness), step)
+                own.pending = Pending(requests, [row for row, _ in own.asked], allowed, self._wanted)
+            else:
+                own.pending = Pending([], [], range(0))
+            self._serving.begin(own.pending)
+            self._steps[step] = own
+
+    def _drafts(self, step: int) -> list[Draft]:
+        """What was left behind and is not too old to go on with, and new prompts."""
+        old, self._left_behind = self._left_behind, []
+        for draft in old:
+            version = draft.oldest_version
+            if version is not None and step - 1 - version > self._ahead.max_staleness:
+                draft.start_over()
+        num_new = self._plan.prompts_per_step + self._ahead.extra_prompts - len(old)
+        new = [self._draft(step, row, prompt) for row, prompt in enumerate(self._prompts.draw(max(0, num_new)))]
+        return [*old, *new]
+
+    def _draft(self, step: int, row: int, prompt: Prompt) -> Draft:
+        seed_parts = (self._plan.seed, "sampling", step, row)
+        return new_draft(prompt, f"{step}/{row}", self._plan.group_size, seed_parts)
+
+    def _finish(self, step: int, version: int, meter: Meter) -> None:
+        """Wait for the samples of a step. Collective."""
+        own = self._steps[step]
+        if own.pending is None:
+            return
+        self._serving.finish(own.pending, version, "timing_s/gen", meter)
+        for (row, sample), part in zip(own.asked, own.pending.generations, strict=True):
+            if part is not None:
+                own.drafts[row].add(sample, part)
+        own.pending, own.asked = None, ()
+        if self._world.is_driver:
+            self._leave_behind(own)
+
+    def _leave_behind(self, own: _Step) -> None:
+        """Keep as many whole groups as a step takes; the others belong to the steps to come."""
+        whole = [draft for draft in own.drafts if draft.is_whole][: self._plan.prompts_per_step]
+        rest = [draft for draft in own.drafts if not any(draft is kept for kept in whole)]
+        if not self._ahead.carries_over:
+            for draft in rest:
+                draft.start_over()
+        own.drafts = whole
+        self._left_behind += rest
