@@ -96,6 +96,7 @@ class ServerRollouts:
         self._epoch = own.epoch
         groups = [draft.group(self._tokenizer) for draft in own.drafts]
         self._marking.mark(step, groups, own.epoch, meter)
+        self._serving.report(meter)
         return groups
 
     def settle(self, version: int, meter: Meter) -> None:
