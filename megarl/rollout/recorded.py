@@ -1,9 +1,0 @@
-"""stub"""
-
-
-class Recording:
-    def __init__(self, directory, world): ...
-    def write(self, step, groups, epoch): ...
-
-
-class RecordedRollouts: ...
