@@ -18,7 +18,9 @@ from collections.abc import Sequence
 
 import torch
 
-from megarl.algorithms.losses import PolicyLoss, report_mismatch, report_tokens
+from megarl.algorithms.correction import report_correction
+from megarl.algorithms.losses import PolicyLoss, report_tokens
+from megarl.algorithms.mismatch import report_mismatch
 from megarl.algorithms.rewards import (
     report_groups,
     report_rewards,
@@ -70,7 +72,8 @@ class Grpo:
             if world.reports_losses:
                 report_rewards(micro, penalty, meter)
                 report_tokens(micro, meter)
-                report_mismatch(micro, meter)
+                report_mismatch(micro, batch.engines, meter)
+                report_correction(micro, self._settings.correction, meter)
         return batch
 
     def policy_loss(

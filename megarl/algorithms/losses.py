@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from megarl.config.algorithms import PolicyLossSettings, SftTermSettings
+from megarl.algorithms.correction import correction_weights
+from megarl.config.algorithms import CorrectionSettings, PolicyLossSettings, SftTermSettings
 from megarl.core.batch import MicroBatch
 from megarl.core.protocols import Statistics
 from megarl.ops.kl import Estimator, kl_estimate
@@ -33,6 +34,7 @@ class PolicyLoss:
     kl_coef: float
     kl_estimator: Estimator
     sft: SftTermSettings = field(default_factory=SftTermSettings)
+    correction: CorrectionSettings = field(default_factory=CorrectionSettings)
 
     @classmethod
     def of(cls, settings: PolicyLossSettings) -> PolicyLoss:
@@ -45,6 +47,7 @@ class PolicyLoss:
             kl_coef=settings.kl.coef if settings.kl.apply_to == "loss" else 0.0,
             kl_estimator=settings.kl.estimator,
             sft=settings.sft,
+            correction=settings.correction,
         )
 
     def __call__(
@@ -66,6 +69,8 @@ class PolicyLoss:
             bound = -micro.advantages * self.dual_clip
             lower = (micro.advantages < 0) & (token_loss > bound)
             token_loss = torch.where(lower, bound, token_loss)
+        if self.correction.kind != "none":
+            token_loss = token_loss * correction_weights(micro, self.correction)[0]
         weighted = token_loss * micro.loss_weight
         loss = (weighted * micro.sample_weight[micro.sequence_of_token]).sum()
         meter.loss("actor/pg_loss", weighted.detach().sum())
@@ -162,14 +167,3 @@ def report_column(name: str, column: torch.Tensor, micro: MicroBatch, meter: Sta
     if chosen.numel():
         meter.max(f"{name}/max", chosen.max())
         meter.min(f"{name}/min", chosen.min())
-
-
-def report_mismatch(micro: MicroBatch, meter: Statistics) -> None:
-    """The engine's log-probs against the trainer's on the same tokens; both speak of the same weights."""
-    assert micro.old_logprobs is not None
-    chosen = micro.loss_mask.bool()
-    gap = (micro.old_logprobs - micro.rollout_logprobs)[chosen]
-    if gap.numel():
-        meter.mean("mismatch/logprob_gap_mean", total(gap.abs()), gap.numel())
-        meter.max("mismatch/logprob_gap_max", gap.abs().max())
-        meter.mean("mismatch/k3_kl", total(kl_estimate(-gap, torch.zeros_like(gap), "k3")), gap.numel())

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from megarl.algorithms.losses import PolicyLoss, report_column, report_mismatch, report_tokens
+from megarl.algorithms.correction import report_correction
+from megarl.algorithms.losses import PolicyLoss, report_column, report_tokens
+from megarl.algorithms.mismatch import report_mismatch
 from megarl.algorithms.rewards import report_groups, report_rewards, shape_rewards, token_penalty, weigh_samples
 from megarl.config.algorithms import PpoSettings
 from megarl.core.batch import MicroBatch, TrainBatch
@@ -70,7 +72,8 @@ class Ppo:
             for micro in microbatches:
                 report_rewards(micro, self._penalty(micro), meter)
                 report_tokens(micro, meter)
-                report_mismatch(micro, meter)
+                report_mismatch(micro, batch.engines, meter)
+                report_correction(micro, self._settings.correction, meter)
                 _report_foresight(micro, meter)
         return batch
 

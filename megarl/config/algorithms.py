@@ -44,6 +44,36 @@ class SftTermSettings(Section):
     negative_weight: float = setting(0.0, "The same for the other samples.", ge=0, le=100)
 
 
+class CorrectionSettings(Section):
+    """Importance sampling against the engine: tokens are drawn with its probabilities, not with the trainer's."""
+
+    kind: Literal["none", "truncate", "mask"] = setting(
+        "none",
+        "Multiply a token's policy loss with r = its probability by the trainer before the update / by the engine. "
+        "truncate: at most high; mask: 0 outside low to high; none: not at all.",
+        elsewhere="use_tis tis rollout_is rollout_rs vllm_importance_sampling_correction",
+    )
+    level: Literal["token", "sequence"] = setting(
+        "token",
+        "r of each token, or the product of r over a sequence's tokens.",
+        elsewhere="rollout_is_level rollout_is_aggregate",
+    )
+    high: float = setting(
+        2.0,
+        "Largest r.",
+        ge=1,
+        le=1e6,
+        elsewhere="tis_imp_ratio_cap rollout_is_threshold tis_clip vllm_importance_sampling_cap",
+    )
+    low: float = setting(
+        0.5,
+        "Smallest r of mask; truncate has none.",
+        ge=0,
+        le=1,
+        elsewhere="tis_clip_low rollout_is_threshold_lower",
+    )
+
+
 class PolicyLossSettings(Section):
     """The clipped policy loss that GRPO and PPO share."""
 
@@ -69,6 +99,7 @@ class PolicyLossSettings(Section):
     )
     kl: KlSettings = section(KlSettings, "How far the policy may drift from the reference model.")
     sft: SftTermSettings = section(SftTermSettings, "A supervised term of the loss, over the samples themselves.")
+    correction: CorrectionSettings = section(CorrectionSettings, "Importance sampling against the engine.")
     normalize_rewards: Literal["none", "group", "batch"] = setting(
         "none",
         "Shift and scale rewards to mean 0 and deviation 1 over their group, or over the step.",

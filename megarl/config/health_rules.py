@@ -192,9 +192,10 @@ _RULES: tuple[HealthRule, ...] = (
         {"info": 0.3, "min_seconds": 0.1}, patience=5, cooldown=500,
     ),
     HealthRule(
-        "H24", "training/global_step sample/model_version/mean", "their difference is above {warn} (a fresh sample is "
-        "1 behind)", "warn", "training on stale samples",
-        "Look at weights/version: the engines did not get the newest weights (weights.transport).",
+        "H24", "training/global_step sample/model_version/mean", "their difference is above {warn} + "
+        "rollout.max_staleness (a fresh sample is 1 behind)", "warn", "training on stale samples",
+        "Look at weights/version: the engines did not get the newest weights (weights.transport), or samples wait "
+        "longer than rollout.max_staleness allows.",
         {"warn": 1.0}, patience=3,
     ),
     HealthRule(
@@ -211,6 +212,21 @@ _RULES: tuple[HealthRule, ...] = (
         "only on CUDA", "warn", "states were left on the device",
         "See that actor.offload, critic.offload and reference.offload are true; a plugin may hold tensors.",
         {"warn": 1.0, "moved": 0.05}, patience=3, cooldown=200,
+    ),
+    # -- do engine and trainer agree?
+    HealthRule(
+        "H27", "mismatch/newest_logprob_gap_mean sample/staleness/min mismatch/engine/*/logprob_gap_mean "
+        "mismatch/engine/*/num_tokens mismatch/logprob_gap_first_quarter mismatch/logprob_gap_last_quarter",
+        "the gap is above {warn}: warn; above {critical}: critical; or above {floor} and above {growth} times the "
+        "median of the last 20 fine steps (at least 5): warn; looked at only with sample/staleness/min 0. Or one "
+        "server's gap is above {floor} and above {server} · (1 + 100 / its tokens) times the median of the others: "
+        "warn. The message says what the pattern points to: one server; a jump (stale weights after a push); a last "
+        "quarter above {along} times the first (KV cache or rope); a sparse model (routing); from the first step "
+        "(template, temperature or dtype)", "warn or critical",
+        "engine and trainer drift apart while the policy changes, so that updates are more and more off-policy",
+        "Give both the same model.dtype, set algorithm.correction.kind to truncate or mask, or lower "
+        "actor.optimizer.lr.",
+        {"warn": 0.05, "critical": 0.5, "floor": 1e-4, "growth": 10.0, "server": 3.0, "along": 3.0},
     ),
 )  # fmt: skip
 

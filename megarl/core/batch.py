@@ -25,7 +25,9 @@ class MicroBatch:
     cu_seqlens: torch.Tensor  # [B+1] int32
     loss_mask: torch.Tensor  # [T] float32, 1 where the policy sampled the token
     rollout_logprobs: torch.Tensor  # [T] float32, what the engine said
+    newest_mask: torch.Tensor  # [T] float32, 1 where the newest weights of the step's samples drew the token
     sample_index: torch.Tensor  # [B] int64, position in the step's list of samples; -1 is filler without any loss
+    engine_index: torch.Tensor  # [B] int64, number of the server, from 1, in `TrainBatch.engines`; 0 is none
     # -- what it earned
     scores: torch.Tensor  # [B] float32, what the reward function gave the whole sequence
     rewards: torch.Tensor  # [B] float32, the same after normalisation and clipping
@@ -72,7 +74,7 @@ class MicroBatch:
 
 
 # A microbatch's columns with one number per sequence, and those with one number per token: all but the boundaries.
-SEQUENCE_COLUMNS = ("sample_index", "scores", "rewards", "credit", "sample_weight", "sft_weight")
+SEQUENCE_COLUMNS = ("sample_index", "engine_index", "scores", "rewards", "credit", "sample_weight", "sft_weight")
 TOKEN_COLUMNS = tuple(f.name for f in fields(MicroBatch) if f.name not in (*SEQUENCE_COLUMNS, "cu_seqlens"))
 
 
@@ -87,18 +89,22 @@ class MiniBatch:
 
 @dataclass(slots=True)
 class TrainBatch:
-    """This rank's share of one training step, cut into optimizer steps."""
+    """This rank's share of one training step, cut into optimizer steps.
+
+    ``engines`` are the names of the servers that served any of the step's samples, on all ranks alike.
+    """
 
     minibatches: list[MiniBatch] = field(default_factory=list)
+    engines: tuple[str, ...] = ()
 
     def microbatches(self) -> Iterator[MicroBatch]:
         """All micro-batches of the step, in order."""
         for minibatch in self.minibatches:
             yield from minibatch.microbatches
 
-    def to_tree(self) -> list[dict[str, Any]]:
+    def to_tree(self) -> dict[str, Any]:
         """Plain data and arrays for `core.wire`."""
-        return [
+        minibatches = [
             {
                 "microbatches": [micro.to_tree() for micro in mini.microbatches],
                 "num_loss_tokens": mini.num_loss_tokens,
@@ -106,17 +112,17 @@ class TrainBatch:
             }
             for mini in self.minibatches
         ]
+        return {"minibatches": minibatches, "engines": list(self.engines)}
 
     @classmethod
-    def from_tree(cls, tree: list[dict[str, Any]], device: torch.device) -> TrainBatch:
+    def from_tree(cls, tree: dict[str, Any], device: torch.device) -> TrainBatch:
         """The inverse of `to_tree`."""
-        return cls(
-            [
-                MiniBatch(
-                    [MicroBatch.from_tree(micro, device) for micro in mini["microbatches"]],
-                    mini["num_loss_tokens"],
-                    mini["num_sequences"],
-                )
-                for mini in tree
-            ]
-        )
+        minibatches = [
+            MiniBatch(
+                [MicroBatch.from_tree(micro, device) for micro in mini["microbatches"]],
+                mini["num_loss_tokens"],
+                mini["num_sequences"],
+            )
+            for mini in tree["minibatches"]
+        ]
+        return cls(minibatches, tuple(tree["engines"]))

@@ -25,6 +25,33 @@ __all__ = ["FILLER", "PackPlan", "pack"]
 FILLER = -1
 
 
+class _Origin(NamedTuple):
+    """Where the step's samples come from."""
+
+    newest_version: int
+    engines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> _Origin:
+        versions = [sample.version for sample in samples]
+        versions += [span.version for sample in samples for span in sample.spans]
+        return cls(max(versions, default=0), tuple(sorted({sample.engine for sample in samples} - {""})))
+
+    def number(self, sample: Sample) -> int:
+        """Of the server that served the sample, from 1; 0: none did."""
+        return self.engines.index(sample.engine) + 1 if sample.engine else 0
+
+    def is_newest(self, sample: Sample) -> NDArray[np.float32]:
+        """[tokens] 1 where the policy sampled the token with the newest weights."""
+        own = np.flatnonzero(sample.loss_mask)
+        spans = sample.spans or ((sample.version, 0, len(own)),)
+        marked = np.zeros(len(sample.token_ids), dtype=np.float32)
+        for version, start, stop in spans:
+            if version == self.newest_version:
+                marked[own[start:stop]] = 1
+        return marked
+
+
 class _Placed(NamedTuple):
     """A sample on its way into a microbatch."""
 
@@ -41,11 +68,12 @@ def pack(groups: Sequence[Group], plan: PackPlan) -> list[TrainBatch]:
     Groups stay whole and in order. With fewer groups than minibatches, each group gets its own minibatch and the rest
     is left out: an optimizer step without samples would still move the weights by momentum.
     """
-    batches = [TrainBatch() for _ in range(plan.dp_size)]
+    origin = _Origin.of([sample for group in groups for sample in group.samples])
+    batches = [TrainBatch(engines=origin.engines) for _ in range(plan.dp_size)]
     first_index = 0
     for part in _split_groups([group for group in groups if group.samples], plan.num_minibatches):
         samples = [sample for group in part for sample in group.samples]
-        for batch, minibatch in zip(batches, _pack_minibatch(samples, first_index, plan), strict=True):
+        for batch, minibatch in zip(batches, _pack_minibatch(samples, first_index, origin, plan), strict=True):
             batch.minibatches.append(minibatch)
         first_index += len(samples)
     return batches
@@ -58,7 +86,7 @@ def _split_groups(groups: Sequence[Group], num_parts: int) -> list[Sequence[Grou
     return [groups[start:end] for start, end in pairwise(edges)]
 
 
-def _pack_minibatch(samples: Sequence[Sample], first_index: int, plan: PackPlan) -> list[MiniBatch]:
+def _pack_minibatch(samples: Sequence[Sample], first_index: int, origin: _Origin, plan: PackPlan) -> list[MiniBatch]:
     """Every rank's share of one optimizer step."""
     num_loss_tokens = np.array([sample.num_response_tokens for sample in samples], dtype=np.int64)
     weights = _token_weights(num_loss_tokens, plan.loss_aggregation)
@@ -78,7 +106,7 @@ def _pack_minibatch(samples: Sequence[Sample], first_index: int, plan: PackPlan)
     silent = _filler(samples)
     return [
         MiniBatch(
-            [_build([sequences[index] for index in microbatch.tolist()] or [silent]) for microbatch in share],
+            [_build([sequences[index] for index in microbatch.tolist()] or [silent], origin) for microbatch in share],
             int(num_loss_tokens.sum()),
             len(samples),
         )
@@ -126,7 +154,7 @@ def _filler(samples: Sequence[Sample]) -> _Placed:
     return _Placed(silent, FILLER, 0.0)
 
 
-def _build(sequences: Sequence[_Placed]) -> MicroBatch:
+def _build(sequences: Sequence[_Placed], origin: _Origin) -> MicroBatch:
     samples = [sequence.sample for sequence in sequences]
     lengths = np.array([len(sample.token_ids) for sample in samples], dtype=np.int64)
     loss_mask = np.concatenate([sample.loss_mask for sample in samples], dtype=np.float32)
@@ -145,7 +173,9 @@ def _build(sequences: Sequence[_Placed]) -> MicroBatch:
         rollout_logprobs=torch.from_numpy(
             np.concatenate([sample.rollout_logprobs for sample in samples], dtype=np.float32)
         ),
+        newest_mask=torch.from_numpy(np.concatenate([origin.is_newest(sample) for sample in samples])),
         sample_index=torch.tensor([sequence.sample_index for sequence in sequences], dtype=torch.int64),
+        engine_index=torch.tensor([origin.number(sample) for sample in samples], dtype=torch.int64),
         scores=torch.tensor(scores, dtype=torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         credit=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),

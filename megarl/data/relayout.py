@@ -33,7 +33,7 @@ def repack(batches: Sequence[TrainBatch], plan: PackPlan) -> list[TrainBatch]:
     under one plan gives what `pack` makes under the other: the plan's number of minibatches and its loss aggregation
     are decided already, and do not matter here.
     """
-    repacked = [TrainBatch() for _ in range(plan.dp_size)]
+    repacked = [TrainBatch(engines=batches[0].engines) for _ in range(plan.dp_size)]
     for minibatches in zip(*(batch.minibatches for batch in batches), strict=True):
         sequences = _Sequences(micro for minibatch in minibatches for micro in minibatch.microbatches)
         for batch, share in zip(repacked, plan_minibatch(sequences.lengths, plan), strict=True):

@@ -19,6 +19,7 @@ _PLACEHOLDERS = {
     "infix": r"[^/]+/[^/]+",
     "k": r"[0-9]+",
     "score": r"[^/]+",
+    "engine": r"[^/]+",
     "device": r"[0-9]+",
     "stat": r"[a-z_]+",
     "rule": r"H[0-9]{2}",

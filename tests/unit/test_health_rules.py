@@ -57,6 +57,23 @@ def versions(behind: int) -> list[dict[str, float]]:
     return [{"training/global_step": step, "sample/model_version/mean": step - behind} for step in range(1, 9)]
 
 
+GAP = "mismatch/newest_logprob_gap_mean"
+FRESH = {"sample/staleness/min": 0.0}
+
+
+def gaps(*pieces: tuple[float, int], **others: float) -> list[dict[str, float]]:
+    return together(of(GAP, *pieces), sample__staleness__min=0.0, **others)
+
+
+def servers(*found: tuple[float, int]) -> list[dict[str, float]]:
+    """One step with every server's gap and tokens; the samples are stale, so that only servers are compared."""
+    names = [f"mismatch/engine/127.0.0.1:{30000 + number}" for number in range(len(found))]
+    step = {"sample/staleness/min": 1.0, GAP: 9.0}
+    for name, (gap, num_tokens) in zip(names, found, strict=True):
+        step |= {f"{name}/logprob_gap_mean": gap, f"{name}/num_tokens": num_tokens}
+    return [step]
+
+
 NOISE = random.Random(0)
 NOISY_RISE = [{SCORE: 0.3 + 0.002 * step + NOISE.gauss(0, 0.02)} for step in range(200)]
 SMALL = {KL: 1e-5, "actor/pg_clipfrac": 0.001, "actor/lr": 1e-7}
@@ -157,6 +174,20 @@ CASES = [
     Case("H26", [{f"{OFF}/allocated/7": 2.0, f"{ON}/allocated/7": 10.0}] * 3, 3, WARN, (f"{OFF}/allocated/7", "2 GiB")),
     Case("H26", [{f"{OFF}/allocated/7": 10.0, f"{ON}/allocated/7": 10.0}] * 9),  # was not meant to leave
     Case("H26", [{f"{OFF}/allocated/7": 0.9, f"{ON}/allocated/7": 10.0}] * 9),
+    Case("H27", gaps((0.3, 1)), 1, WARN, (GAP, "0.3", "from the first step", "template", "rollout.temperature")),
+    Case("H27", gaps((0.7, 1)), 1, CRITICAL, (GAP, "above 0.5")),
+    Case("H27", gaps((1e-6, 5), (5e-4, 1)), 6, WARN, ("the usual 1e-06", "after the last push", "stale")),
+    Case("H27", gaps((0.02, 3), (0.4, 1)), 4, WARN, ("after the last push",)),
+    Case("H27", gaps((0.02, 9), (0.06, 1)), 10, WARN, ("drift apart", "algorithm.correction.kind")),
+    Case("H27", gaps((0.2, 1), mismatch__logprob_gap_first_quarter=0.05, mismatch__logprob_gap_last_quarter=0.4),
+         1, WARN, ("grows along the response", "KV cache", "rope")),
+    Case("H27", servers((2e-6, 900), (0.004, 40), (1e-6, 900)), 1, WARN,
+         ("mismatch/engine/127.0.0.1:30001/logprob_gap_mean", "127.0.0.1:30001 holds other weights")),
+    Case("H27", servers((0.02, 4000), (0.07, 4000)), 1, WARN, ("127.0.0.1:30001 holds",)),
+    Case("H27", servers((0.01, 4000), (0.025, 4000)) + servers((0.01, 4000), (0.2, 10))),  # few tokens say little
+    Case("H27", servers((1e-6, 4000), (8e-5, 4000)) + servers((0.02, 4000)) + servers((0.02, 9), (0.5, 0))),
+    Case("H27", gaps((0.03, 40)) + gaps((0.01, 40)) + gaps((0.03, 40))),
+    Case("H27", [one | {"sample/staleness/min": 1.0} for one in gaps((0.9, 9))]),  # it holds what was learned since
 ]  # fmt: skip
 LOUD = [case for case in CASES if case.step is not None]
 QUIET = [case for case in CASES if case.step is None]
@@ -181,7 +212,7 @@ def test_it_keeps_quiet(case: Case) -> None:
 
 
 def test_every_rule_is_made_tested_and_described() -> None:
-    assert list(HEALTH_RULES) == sorted(RULES) == [f"H{number:02d}" for number in range(1, 27)]
+    assert list(HEALTH_RULES) == sorted(RULES) == [f"H{number:02d}" for number in range(1, 28)]
     assert {case.rule for case in LOUD} == {case.rule for case in QUIET} == set(RULES)
     for rule in HEALTH_RULES.values():
         assert rule.condition.format(**rule.thresholds) != rule.condition or not rule.thresholds
@@ -210,6 +241,42 @@ def test_states_on_a_device_are_looked_at_only_where_an_allocator_is_read() -> N
     health = Health(only("H26"))
     assert raised(health, series) == []
     assert health.levels == {}
+
+
+def test_what_the_run_allows_is_not_stale() -> None:
+    assert raised(Health(only("H24"), max_staleness=2), versions(3)) == []
+    (found,) = raised(Health(only("H24"), max_staleness=2), versions(4))
+    assert "4 behind training/global_step, above 3" in found.message
+
+
+def test_a_gap_of_a_sparse_model_points_to_its_routing() -> None:
+    (found,) = raised(Health(only("H27"), is_sparse=True), gaps((0.3, 1)))
+    assert "enable_return_routed_experts" in found.message
+
+
+@pytest.mark.parametrize(("size", "spread"), [(1e-6, 1.0), (0.01, 1.0), (0.02, 1.5)])
+def test_a_thousand_clean_steps_are_left_alone_and_a_bad_server_is_found_in_one(size: float, spread: float) -> None:
+    """Token gaps are log-normal, which has a heavy tail; four servers serve 20 to 1000 tokens of a step each.
+
+    A bad one adds 0.0033, which 1 % noise on the weights of a small model made, or four times a clean gap.
+    """
+    draw = random.Random(5)
+
+    def step(bad: int | None = None) -> dict[str, float]:
+        metrics, total, tokens = dict(FRESH), 0.0, 0
+        for server in range(4):
+            own = draw.choice((20, 100, 300, 1000)) if bad is None else 500
+            mean = size * sum(draw.lognormvariate(-spread * spread / 2, spread) for _ in range(own)) / own
+            mean += max(0.0033, 4 * size) if server == bad else 0.0
+            name = f"mismatch/engine/127.0.0.1:{30000 + server}"
+            metrics |= {f"{name}/logprob_gap_mean": mean, f"{name}/num_tokens": own}
+            total, tokens = total + mean * own, tokens + own
+        return metrics | {GAP: total / tokens}
+
+    health = Health(only("H27"))
+    assert raised(health, [step() for _ in range(1000)]) == []
+    (found,) = raised(health, [step(bad=2)], 1001)
+    assert "127.0.0.1:30002 holds other weights" in found.message
 
 
 def test_the_slope_is_that_of_least_squares() -> None:

@@ -7,6 +7,8 @@ from megarl.metrics.catalogue.metric import Metric
 _CRITIC = "runs with a critic"
 _UPDATES = "steps that update the policy"
 _RL = "steps that learn from rewards"
+_SERVERS = "steps that learn from samples of servers"
+_CORRECTED = "with algorithm.correction.kind other than none"
 _TERM = "with algorithm.sft.coef above 0"
 
 ENTRIES: tuple[Metric, ...] = (
@@ -123,4 +125,21 @@ ENTRIES: tuple[Metric, ...] = (
     Metric("mismatch/logprob_gap_max", "max", "nats/token", "The largest such gap of a sampled token.", when=_RL),
     Metric("mismatch/k3_kl", "mean", "nats/token",
            "TM(exp(g)-g-1), g = log π_old by the trainer - log π by the engine: KL(engine‖trainer).", when=_RL),
+    Metric("mismatch/ratio_{high,low,extreme}_frac", "mean", "fraction",
+           "TM(1[exp(g) {above 2,below ½,above 10 or below ⅒}]): tokens whose probabilities differ by that factor.",
+           when=_RL),
+    Metric("mismatch/ratio_{max,min}", "{max,min}", "1", "The {largest,smallest} exp(g) of a sampled token.", when=_RL),
+    Metric("mismatch/logprob_gap_{first,last}_quarter", "mean", "nats/token",
+           "TM(|g|) over the {first,last} quarter of each sequence's sampled tokens, at least one.", when=_RL),
+    Metric("mismatch/newest_logprob_gap_mean", "mean", "nats/token",
+           "TM(|g|) over tokens of the newest weights that drew any of the step's; with sample/staleness/min 0 these "
+           "are the trained weights, and nothing but the mismatch is left.", when=_RL),
+    Metric("mismatch/engine/{engine}/logprob_gap_mean", "mean", "nats/token",
+           "The same over tokens that one server served; {engine} is its host and port.", when=_SERVERS),
+    Metric("mismatch/engine/{engine}/num_tokens", "sum", "tokens", "The tokens that this mean is over.", when=_SERVERS),
+    Metric("mismatch/correction_mean", "mean", "1",
+           "TM(w), w the weight of algorithm.correction: exp(g) of the token or its sequence, truncated or masked.",
+           when=_CORRECTED),
+    Metric("mismatch/corrected_frac", "mean", "fraction",
+           "TM(1[w < exp(g)]): tokens whose weight is truncated or masked.", when=_CORRECTED),
 )  # fmt: skip

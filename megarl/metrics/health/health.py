@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.health_rules import HEALTH_RULES
-from megarl.metrics.health import learning, resources, samples
+from megarl.metrics.health import learning, mismatch, resources, samples
 from megarl.metrics.health.alert import Alert, Severity
 from megarl.metrics.health.rule import Rule, Watch
 from megarl.metrics.health.seen import Names, Seen, find_names
 
 RULES: Mapping[str, type[Rule]] = {
     kind.__name__[:3]: kind
-    for module in (learning, samples, resources)
+    for module in (learning, samples, resources, mismatch)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Rule) and kind is not Rule
 }
@@ -28,13 +28,17 @@ class Health:
     run that wrote them was, and goes on with the same alerts.
     """
 
-    def __init__(self, settings: AlertSettings, allocator_figures: bool = False) -> None:
+    def __init__(
+        self, settings: AlertSettings, allocator_figures: bool = False, max_staleness: int = 0, is_sparse: bool = False
+    ) -> None:
         """``allocator_figures``: memory is read from a device's allocator. On CPU it is the process's resident set,
-        which never goes to 0, so that nothing can be said about states left on a device (H26).
+        which never goes to 0, so that nothing can be said about states left on a device (H26). ``max_staleness``: what
+        ``rollout.max_staleness`` allows (H24). ``is_sparse``: the policy is a mixture of experts (H27).
         """
         self._fatal = frozenset(settings.fatal)
+        facts = {"max_staleness": float(max_staleness), "is_sparse": float(is_sparse)}
         self._watches = {
-            rule: Watch(RULES[rule], spec, settings.rules.get(rule, {}), rule in self._fatal)
+            rule: Watch(RULES[rule], spec, settings.rules.get(rule, {}), rule in self._fatal, facts)
             for rule, spec in HEALTH_RULES.items()
             if settings.enabled
             and settings.rules.get(rule, {}).get("enabled", True)

@@ -31,6 +31,8 @@ class Rule(ABC):
 
     # Whether a new stage of the run (demonstrations, then rewards) starts the rule afresh: other work, other numbers.
     per_stage: ClassVar[bool] = True
+    # What the rule must know about the run; it stands among the limits.
+    facts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         self.limits = limits
@@ -61,10 +63,19 @@ class Watch:
     of the last alert speaks at once; otherwise ``cooldown`` steps pass between two alerts.
     """
 
-    def __init__(self, kind: type[Rule], spec: HealthRule, changes: Mapping[str, Any], is_fatal: bool) -> None:
+    def __init__(
+        self,
+        kind: type[Rule],
+        spec: HealthRule,
+        changes: Mapping[str, Any],
+        is_fatal: bool,
+        facts: Mapping[str, float],
+    ) -> None:
+        """``changes`` are the user's; ``facts`` are about the run, for rules that ask for them."""
         self._kind = kind
         self._spec = spec
-        self._limits = {name: float(changes.get(name, value)) for name, value in spec.thresholds.items()}
+        thresholds = {name: float(changes.get(name, value)) for name, value in spec.thresholds.items()}
+        self._limits = {**{name: facts[name] for name in kind.facts}, **thresholds}
         self._warmup = int(changes.get("warmup", spec.warmup))
         self._patience = int(changes.get("patience", spec.patience))
         # What stops a run must not be missed because it was said lately.

@@ -105,14 +105,17 @@ class H21EvaluationRegressed(Rule):
 
 
 class H24StaleSamples(Rule):
-    """Samples come from older weights than those of the step before."""
+    """Samples come from older weights than those of the step before, or than the run allows."""
+
+    facts: ClassVar[tuple[str, ...]] = ("max_staleness",)
 
     def judge(self, seen: Seen) -> Finding | None:
         found = seen.all("training/global_step", "sample/model_version/mean")
         if found is None:
             return None
         step, version = found
-        if step - version <= self.limits["warn"]:
+        limit = self.limits["warn"] + self.limits["max_staleness"]
+        if step - version <= limit:
             return FINE
         text = f"sample/model_version/mean is {number(version)}, {number(step - version)} behind training/global_step"
-        return Finding(Severity.WARN, f"{text}, above {number(self.limits['warn'])}")
+        return Finding(Severity.WARN, f"{text}, above {number(limit)}")

@@ -29,6 +29,14 @@ class Span(NamedTuple):
     offload: str
 
 
+class OfEngine(NamedTuple):
+    """The gap of one server, and the tokens that it is a mean over."""
+
+    engine: str
+    gap: str
+    num_tokens: str
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """The names of a step that follow a pattern, sorted. Found once per set of names, not once per step."""
@@ -39,6 +47,7 @@ class Names:
     resident: tuple[str, ...]  # memory/cpu/{infix}/end/rss
     reserved: tuple[OfDevice, ...]  # memory/{infix}/end/onload/max_reserved_frac/{device}
     left_behind: tuple[OfDevice, ...]  # memory/{infix}/end/offload/allocated/{device}
+    engine_gaps: tuple[OfEngine, ...]  # mismatch/engine/{engine}/{logprob_gap_mean,num_tokens}
 
 
 def find_names(metrics: Iterable[str]) -> Names:
@@ -46,6 +55,7 @@ def find_names(metrics: Iterable[str]) -> Names:
     step_parts, evals = [], []
     spans, resident = [], []
     reserved, left_behind = [], []
+    engine_gaps = []
     for name in sorted(metrics):
         match name.split("/"):
             case ["timing_s", part] if part not in _NOT_PARTS:
@@ -61,7 +71,17 @@ def find_names(metrics: Iterable[str]) -> Names:
                 reserved.append(OfDevice(f"{cluster}/{phase}", device, name))
             case ["memory", cluster, phase, "end", "offload", "allocated", device]:
                 left_behind.append(OfDevice(f"{cluster}/{phase}", device, name))
-    return Names(tuple(step_parts), tuple(evals), tuple(spans), tuple(resident), tuple(reserved), tuple(left_behind))
+            case ["mismatch", "engine", engine, "logprob_gap_mean"]:
+                engine_gaps.append(OfEngine(engine, name, f"mismatch/engine/{engine}/num_tokens"))
+    return Names(
+        tuple(step_parts),
+        tuple(evals),
+        tuple(spans),
+        tuple(resident),
+        tuple(reserved),
+        tuple(left_behind),
+        tuple(engine_gaps),
+    )
 
 
 class Seen:
