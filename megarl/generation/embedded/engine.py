@@ -91,6 +91,11 @@ class EmbeddedEngine:
         return self._schedule.num_waiting
 
     @property
+    def is_paused(self) -> bool:
+        """Whether `pause` was called, and `continue_generation` not yet."""
+        return self._is_paused
+
+    @property
     def can_serve(self) -> bool:
         """Whether weights and KV cache are there and no update is running."""
         return self._is_loaded and self._missing is None and self._pool.num_bytes > 0
