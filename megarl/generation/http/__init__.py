@@ -4,7 +4,7 @@
 like an engine in this process.
 """
 
-from megarl.generation.http.client import EngineClient
+from megarl.generation.http.client import EngineClient, Road
 from megarl.generation.http.engine import HttpEngine
 
-__all__ = ["EngineClient", "HttpEngine"]
+__all__ = ["EngineClient", "HttpEngine", "Road"]

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -27,10 +28,24 @@ _ANSWERED_IN_WORDS = ("/flush_cache",)
 Key = Secret | str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Road:
+    """An sglang-router that requests for generation take. It decides which server answers.
+
+    All clients of its servers share one `Road`: a request that one of them sent can only be aborted at the server that
+    got it, and only the router knows which that is.
+    """
+
+    url: str
+    key: Secret | None
+    # request -> the names of its attempts that are under way
+    running: dict[str, set[str]] = field(default_factory=dict)
+
+
 class EngineClient:
     """A `RemoteEngine` over HTTP.
 
-    Generation goes through ``router_url`` if there is one, everything else to the server itself. The client belongs to
+    Generation takes the ``road`` if there is one, everything else goes to the server itself. The client belongs to
     no event loop: each one that uses it gets connections of its own. Token ids are below ``vocab_size`` in both
     directions: SGLang dies of a prompt with others, and so would the trainer of a response.
     """
@@ -42,20 +57,20 @@ class EngineClient:
         admin_key: Key,
         *,
         vocab_size: int,
-        router_url: str | None = None,
-        router_key: Key = None,
+        road: Road | None = None,
         expert_shape: tuple[int, int] | None = None,
     ) -> None:
         self._url = url.rstrip("/")
-        self._generate_url = (router_url or url).rstrip("/") + "/generate"
+        # who answers, as far as can be known
+        self._answerer = road.url.rstrip("/") if road else self._url
         self._api_key = _secret(api_key)
         self._admin_key = _secret(admin_key) or self._api_key
-        self._generate_key = _secret(router_key) if router_url else self._api_key
+        self._generate_key = road.key if road else self._api_key
         self._vocab_size = vocab_size
         self._expert_shape = expert_shape
         self._kind: EngineKind | None = None
         # request -> the names of its attempts that are under way
-        self._running: dict[str, set[str]] = {}
+        self._running: dict[str, set[str]] = road.running if road else {}
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -75,12 +90,12 @@ class EngineClient:
         running.add(rid)
         try:
             body = request_body(request, rid, self._expert_shape is not None)
-            answer = await self._json("POST", self._generate_url, self._generate_key, body, timeout)
+            answer = await self._json("POST", f"{self._answerer}/generate", self._generate_key, body, timeout)
         finally:
             running.discard(rid)
             if not running:
                 self._running.pop(request.id, None)
-        return check_answer(answer, Asked(request, rid, self._url, self._vocab_size, self._expert_shape))
+        return check_answer(answer, Asked(request, rid, self._answerer, self._vocab_size, self._expert_shape))
 
     async def abort(self, ids: Sequence[str] | None = None) -> None:
         """End these requests, or all: `generate` gives what they have. Unknown ids are ignored."""

@@ -12,10 +12,9 @@ import sys
 def main() -> None:
     """Serve until a signal comes."""
     settings = json.loads(sys.stdin.readline())
-    sys.stdin.close()
-    from sglang.launch_server import run_server
-    from sglang.srt.server_args import ServerArgs
-    from sglang.srt.utils import kill_process_tree
+    from sglang.launch_server import run_server  # type: ignore[import-not-found]
+    from sglang.srt.server_args import ServerArgs  # type: ignore[import-not-found]
+    from sglang.srt.utils import kill_process_tree  # type: ignore[import-not-found]
 
     try:
         run_server(ServerArgs(**settings["args"]))
