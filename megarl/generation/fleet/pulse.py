@@ -19,7 +19,8 @@ class Pulse:
     async def wait(self, timeout: float) -> bool:
         """Until the next beat; False if none came in time."""
         try:
-            await asyncio.wait_for(self._event.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
         except TimeoutError:
             return False
         return True

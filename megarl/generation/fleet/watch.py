@@ -59,8 +59,10 @@ class Watch:
     async def _is_alarmed(self, server: Server, seconds: float) -> bool:
         """Wait for the next probe; True if the server changes before, which decides anew what to do, and when."""
         if seconds > 0:
+            # not `asyncio.wait_for`: in Python 3.11 it loses a cancellation that meets the alarm
             with suppress(TimeoutError):
-                await asyncio.wait_for(server.alarm.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await server.alarm.wait()
         return server.alarm.is_set()
 
     def _seconds_to_probe(self, server: Server) -> float:
