@@ -226,7 +226,7 @@ class Builder:
             config.run.seed,
         )
         if rollout.replay is not None:
-            return RecordedRollouts(Path(rollout.replay), plan, self._shape, self._world)
+            return RecordedRollouts(Path(rollout.replay), self._replay_limits(plan), self._world)
         assert generation is not None, "built whenever something is generated"
         prompts = self._prompts("main", "prompts")
         record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
