@@ -40,9 +40,9 @@ class KvPool:
             self._data[..., self._num_covered : covered, :].zero_()
             self._num_covered = covered
 
-    def forget(self) -> None:
-        """Drop all contents, as after a forward that wrote numbers which are not finite."""
-        self._num_covered = 0
+    def clear(self, start: int, stop: int) -> None:
+        """Drop the contents of rows ``start`` to ``stop``, as after a forward that wrote numbers which are not finite."""
+        self._data[:, :, start:stop, :, : self._num_covered].zero_()
 
     def copy_prefix(self, source: int, targets: Sequence[int], length: int) -> None:
         """Give the targets the first ``length`` positions of the source."""
@@ -56,4 +56,4 @@ class KvPool:
     def resume(self) -> None:
         """Take the memory again, without contents."""
         self._data.untyped_storage().resize_(self._num_bytes)
-        self.forget()
+        self._num_covered = 0

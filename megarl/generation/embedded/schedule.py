@@ -1,25 +1,24 @@
 """Continuous batching: who decodes when.
 
-Requests with the same prompt are neighbours in the queue, so a prompt is prefilled once and its keys and values are
-copied to the other rows. If a group does not fit into the free slots at once, its prompt waits in a row of its own (the
-last of the pool) until the rest of the group is admitted: no more than one group can be in that state.
+Jobs with the same sequence are neighbours in the line, so it is prefilled once and its keys and values are copied to
+the other rows. If a group does not fit into the free slots at once, its sequence is kept in a row of its own (the last
+of the pool) until the rest of the group is admitted: no more than one group can be in that state.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from megarl.core.protocols import GenerationRequest
 from megarl.generation.embedded.decoder import Decoder
+from megarl.generation.embedded.job import Job
 from megarl.generation.embedded.kv_pool import KvPool
 from megarl.generation.embedded.rounding import MIN_ROWS
-from megarl.generation.embedded.rows import Finished, Rows
-from megarl.generation.embedded.sampler import Needs, sample
+from megarl.generation.embedded.rows import Rows
+from megarl.generation.embedded.sampler import sample
+from megarl.generation.embedded.waiting import Queued, WaitingLine
 
 
 def num_pool_rows(num_slots: int) -> int:
@@ -27,88 +26,128 @@ def num_pool_rows(num_slots: int) -> int:
     return max(num_slots, MIN_ROWS) + 1
 
 
-class Schedule:
-    """One call of generate, from its requests to their results."""
+class Ended(NamedTuple):
+    """A job that drew its last token. ``is_finite``: whether all its log-probs are."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], decoder: Decoder, pool: KvPool, num_slots: int) -> None:
+    job: Job
+    is_finite: bool
+
+
+class Schedule:
+    """All jobs of an engine, from the line through the rows to their end. Not thread-safe."""
+
+    def __init__(self, decoder: Decoder, pool: KvPool, num_slots: int) -> None:
         self._decoder = decoder
         self._pool = pool
-        self._num_slots = min(num_slots, len(requests))
-        self._rows = Rows(requests, self._num_slots, pool.num_rows, pool.keys.device)
-        self._needs = Needs.of([request.params for request in requests])
-        self._queue, self._prompts = _line_up(requests)
-        self._waiting_row = pool.num_rows - 1
-        # The prompt in the waiting row, and the logits after it.
-        self._waiting: tuple[int, torch.Tensor] | None = None
+        self._num_slots = num_slots
+        self._rows = Rows(num_slots, pool.num_rows, pool.num_positions, pool.keys.device)
+        self._line = WaitingLine()
+        self._kept_row = pool.num_rows - 1
+        # The group whose sequence is in the kept row, and the logits after it.
+        self._kept: tuple[Queued, torch.Tensor] | None = None
 
-    def run(self) -> list[Finished]:
-        """Serve every request; results in the order in which they finish."""
-        rows, finished = self._rows, []
-        while self._queue or rows.num_active:
-            logits = self._decode() if rows.num_active else None
-            if self._queue and rows.num_active < self._num_slots:
-                first_logits = self._admit()
-                logits = first_logits if logits is None else torch.cat([logits, first_logits])
-            assert logits is not None  # without active rows, the queue has just filled them
-            tokens, logprobs = sample(logits, rows.draw(), self._needs)
-            for row in rows.record(tokens, logprobs):
-                done, moved, length = rows.remove(row)
-                finished.append(done)
-                if moved != row:
-                    self._pool.copy_prefix(moved, [row], length)
-        return finished
+    @property
+    def num_running(self) -> int:
+        """Jobs that hold a row."""
+        return self._rows.num_active
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that stand in the line."""
+        return len(self._line)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._rows.num_active and not self._line
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Let these jobs wait for a row."""
+        self._line.add(jobs)
+
+    def step(self) -> list[Ended]:
+        """Draw one token for every row, those that have just become free included."""
+        rows = self._rows
+        logits = self._decode() if rows.num_active else None
+        if self._line and rows.num_active < self._num_slots:
+            first_logits = self._admit()
+            logits = first_logits if logits is None else torch.cat([logits, first_logits])
+        if logits is None:
+            return []
+        tokens, logprobs = sample(logits, rows.draw(), rows.needs)
+        finished, broken = rows.record(tokens, logprobs)
+        ended = []
+        for row in finished:
+            if row in broken:
+                self._pool.clear(row, row + 1)
+            ended.append(Ended(self._remove(row), row not in broken))
+        if broken:
+            # Copies of what broke, and rows that are decoded only to fill up the batch, may hold NaN as well.
+            self._kept = None
+            self._pool.clear(rows.num_active, self._pool.num_rows)
+        return ended
+
+    def remove(self, is_wanted: Callable[[Job], bool]) -> list[Job]:
+        """Take jobs out, with what they have drawn."""
+        waiting = self._line.remove(is_wanted)
+        rows = [row for row in reversed(range(self._rows.num_active)) if is_wanted(self._rows.job(row))]
+        return [self._remove(row) for row in rows] + waiting
+
+    def retract(self) -> None:
+        """Send the jobs of all rows back to the front of the line; their keys and values are lost."""
+        self._kept = None
+        retracted = [self._remove(row) for row in reversed(range(self._rows.num_active))]
+        self._line.put_first(reversed(retracted))
+
+    def note_version(self, version: int) -> None:
+        """The weights of this version, which were served until now, have changed."""
+        # Who has not begun begins with the new weights. Who has keeps its keys and values.
+        self._kept = None
+        self._rows.note_version(version)
+        for job in self._line.jobs():
+            if len(job.token_ids):
+                job.changes.append((version, len(job.token_ids)))
+
+    def _remove(self, row: int) -> Job:
+        job, moved, length = self._rows.remove(row)
+        if moved != row:
+            self._pool.copy_prefix(moved, [row], length)
+        return job
 
     def _decode(self) -> torch.Tensor:
         tokens, positions = self._rows.next_inputs(MIN_ROWS)
         return self._decoder.decode(tokens, positions, self._rows.max_length)[: self._rows.num_active]
 
     def _admit(self) -> torch.Tensor:
-        """Fill the free slots from the queue; give the logits after the prompts, one row per admitted request."""
+        """Fill the free slots from the line; give the logits after the sequences, one row per admitted job."""
         first_row = self._rows.num_active
-        entering = [self._queue.popleft() for _ in range(min(self._num_slots - first_row, len(self._queue)))]
-        rows_of: dict[int, list[int]] = {}
-        for row, (request, prompt) in enumerate(entering, start=first_row):
-            rows_of.setdefault(prompt, []).append(row)
-            self._rows.admit(request)
-        logits_of = self._fill_from_waiting(rows_of)
-        new = [prompt for prompt in rows_of if prompt not in logits_of]
+        entering = self._line.take(self._num_slots - first_row)
+        rows_of: dict[Queued, list[int]] = {}
+        for row, (job, group) in enumerate(entering, start=first_row):
+            rows_of.setdefault(group, []).append(row)
+            self._rows.admit(job)
+        logits_of = self._fill_from_kept(rows_of)
+        new = [group for group in rows_of if group not in logits_of]
         if new:
-            new_logits = self._decoder.prefill([self._prompts[p] for p in new], [rows_of[p][0] for p in new])
-            for prompt, logits in zip(new, new_logits, strict=True):
-                logits_of[prompt] = logits
-                self._pool.copy_prefix(rows_of[prompt][0], rows_of[prompt][1:], len(self._prompts[prompt]))
+            new_logits = self._decoder.prefill([g.sequence for g in new], [rows_of[g][0] for g in new])
+            for group, logits in zip(new, new_logits, strict=True):
+                logits_of[group] = logits
+                self._pool.copy_prefix(rows_of[group][0], rows_of[group][1:], len(group.sequence))
         self._keep_for_later(entering[-1][1], rows_of, logits_of)
-        return torch.stack([logits_of[prompt] for _, prompt in entering])
+        return torch.stack([logits_of[group] for _, group in entering])
 
-    def _fill_from_waiting(self, rows_of: dict[int, list[int]]) -> dict[int, torch.Tensor]:
-        """The waiting prompt, if it is among the entering ones, goes to their rows."""
-        if self._waiting is None or self._waiting[0] not in rows_of:
+    def _fill_from_kept(self, rows_of: dict[Queued, list[int]]) -> dict[Queued, torch.Tensor]:
+        """The kept sequence, if it is among the entering ones, goes to their rows."""
+        if self._kept is None or self._kept[0] not in rows_of:
             return {}
-        prompt, logits = self._waiting
-        self._pool.copy_prefix(self._waiting_row, rows_of[prompt], len(self._prompts[prompt]))
-        return {prompt: logits}
+        group, logits = self._kept
+        self._pool.copy_prefix(self._kept_row, rows_of[group], len(group.sequence))
+        return {group: logits}
 
-    def _keep_for_later(self, last: int, rows_of: dict[int, list[int]], logits_of: dict[int, torch.Tensor]) -> None:
-        """If more requests of the last admitted prompt are queued, its prompt must outlive the rows it is in."""
-        is_needed = bool(self._queue) and self._queue[0][1] == last
-        if is_needed and (self._waiting is None or self._waiting[0] != last):
-            self._pool.copy_prefix(rows_of[last][0], [self._waiting_row], len(self._prompts[last]))
-        self._waiting = (last, logits_of[last]) if is_needed else None
-
-
-def _line_up(requests: Sequence[GenerationRequest]) -> tuple[deque[tuple[int, int]], list[NDArray[np.int64]]]:
-    """The queue of (request, prompt) and the distinct prompts.
-
-    What may take longest starts first, so that the end of the call is not one long row decoding alone.
-    """
-    groups: dict[bytes, list[int]] = {}
-    for index, request in enumerate(requests):
-        groups.setdefault(np.asarray(request.token_ids, dtype=np.int64).tobytes(), []).append(index)
-
-    def longest(indices: list[int]) -> tuple[int, int]:
-        max_new_tokens = max(requests[index].params.max_new_tokens for index in indices)
-        return max_new_tokens, len(requests[indices[0]].token_ids)
-
-    ordered = sorted(groups.values(), key=longest, reverse=True)
-    prompts = [np.asarray(requests[indices[0]].token_ids, dtype=np.int64) for indices in ordered]
-    return deque((index, prompt) for prompt, indices in enumerate(ordered) for index in indices), prompts
+    def _keep_for_later(
+        self, last: Queued, rows_of: dict[Queued, list[int]], logits_of: dict[Queued, torch.Tensor]
+    ) -> None:
+        """If more jobs of the last admitted group are in the line, its sequence must outlive the rows it is in."""
+        if last.jobs and (self._kept is None or self._kept[0] is not last):
+            self._pool.copy_prefix(rows_of[last][0], [self._kept_row], len(last.sequence))
+        self._kept = (last, logits_of[last]) if last.jobs else None
