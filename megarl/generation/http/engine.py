@@ -1,0 +1,114 @@
+"""A server as an engine of this process, for tests and tools that want to wait for answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from megarl.core.engine_fault import EngineFault
+from megarl.core.loop_thread import LoopThread
+from megarl.core.protocols import EnginePart, Generation, GenerationRequest, PauseMode, RemoteEngine
+
+_UPDATE_SECONDS = 600.0
+
+
+class HttpEngine:
+    """An `Engine` on top of a `RemoteEngine`. New weights travel through files that the server must be able to read."""
+
+    def __init__(self, remote: RemoteEngine, model_directory: Path, timeout_seconds: float = 600.0) -> None:
+        self._remote = remote
+        # holds config.json; SGLang wants it beside the weights
+        self._model_directory = model_directory
+        self._timeout_seconds = timeout_seconds
+        self._thread = LoopThread("http-engine")
+        # the files of the running update; None when no update is running
+        self._files: Path | None = None
+        self._index: dict[str, str] = {}
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the server says it serves."""
+        return self._thread.run(self._remote.version())
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Serve all requests; results in the order of the requests."""
+        return self._thread.run(self._generate(requests))
+
+    def abort(self, ids: Sequence[str] | None = None) -> None:
+        """End these requests, or all."""
+        self._thread.run(self._remote.abort(ids))
+
+    def pause(self, mode: PauseMode) -> None:
+        """Draw nothing until `continue_generation`; new requests wait."""
+        self._thread.run(self._remote.pause(mode))
+
+    def continue_generation(self) -> None:
+        """Go on; nothing happens if the engine is not paused."""
+        self._thread.run(self._remote.continue_generation())
+
+    def begin_weight_update(self) -> None:
+        """Buckets are collected in files from here on."""
+        if self._files is not None:
+            raise EngineFault("refused", "a weight update is already running")
+        self._files = Path(tempfile.mkdtemp(prefix="megarl-weights-"))
+        self._index = {}
+        shutil.copy(self._model_directory / "config.json", self._files)
+
+    def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write a bucket to a file of its own; nothing of it stays in memory."""
+        files = self._running_update()
+        bucket = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors}
+        shard = f"model-{len(set(self._index.values())):05d}.safetensors"
+        save_file(bucket, files / shard, metadata={"format": "pt"})
+        self._index.update(dict.fromkeys(bucket, shard))
+
+    def end_weight_update(self, version: int) -> None:
+        """The server reads the files and serves them under their version."""
+        files = self._running_update()
+        index = {"metadata": {}, "weight_map": self._index}
+        (files / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        body = {"model_path": str(files), "load_format": "auto", "weight_version": str(version), "flush_cache": True}
+        try:
+            self._thread.run(self._remote.control("/update_weights_from_disk", body, _UPDATE_SECONDS))
+        finally:
+            self._files = None
+            shutil.rmtree(files, ignore_errors=True)
+
+    def checksum(self) -> int:
+        """The checksum of `core.checksum` over every parameter; SGLang has none that can be compared with it."""
+        kind = self._thread.run(self._remote.kind())
+        if kind.name != "embedded":
+            raise EngineFault("refused", "SGLang gives no checksum that can be compared with the trainer's")
+        answer = self._thread.run(self._remote.control("/weights_checker", {"action": "checksum"}, _UPDATE_SECONDS))
+        try:
+            return int(answer["checksum"])
+        except (KeyError, TypeError, ValueError):
+            raise EngineFault("garbled", "/weights_checker names no checksum") from None
+
+    def release(self, part: EnginePart) -> None:
+        """Give the part's memory back. The engine must be idle."""
+        self._thread.run(self._remote.release([part]))
+
+    def resume(self, part: EnginePart) -> None:
+        """Take the part's memory again; contents are undefined until written."""
+        self._thread.run(self._remote.resume([part]))
+
+    def close(self) -> None:
+        """End the thread. The server goes on."""
+        self._thread.close()
+
+    async def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        work = (self._remote.generate(request, self._timeout_seconds) for request in requests)
+        return await asyncio.gather(*work)
+
+    def _running_update(self) -> Path:
+        if self._files is None:
+            raise EngineFault("refused", "no weight update is running")
+        return self._files
