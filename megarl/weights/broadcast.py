@@ -100,9 +100,7 @@ class BroadcastRoad:
         }
         flat = torch.cat([tensor.view(-1).view(torch.uint8) for _, tensor in parcel])
         ours = _in_thread(lambda: group.broadcast([flat]))
-        calls = [
-            server.control("/update_weights_from_distributed", body, self.timeout_seconds) for server in servers
-        ]
+        calls = [server.control("/update_weights_from_distributed", body, self.timeout_seconds) for server in servers]
         return await self._together(ours, servers, "a bucket", calls)
 
     async def _together(

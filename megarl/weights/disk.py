@@ -71,7 +71,8 @@ class DiskRoad:
             directory = self._publish(version)
         except OSError as error:
             raise self._refused(error) from error
-        body = {"model_path": str(directory), **update_options(version)}
+        # SGLang would read again in the way in which it was started, which may be not at all
+        body = {"model_path": str(directory), "load_format": "auto", **update_options(version)}
         calls = [server.control("/update_weights_from_disk", body, self.timeout_seconds) for server in servers]
         await of_each(servers, "the update from disk", calls)
 
