@@ -25,6 +25,7 @@ from megarl.config.model_shape import shape_from_hf
 from megarl.core.errors import EXIT_OK, EngineError, MegarlError
 from megarl.core.secret import Secret
 from megarl.generation.embedded.engine import EmbeddedEngine
+from megarl.generation.embedded.receiver import WeightReceiver
 from megarl.generation.embedded.server import EngineServer
 from megarl.generation.embedded.worker import EngineWorker
 
@@ -88,7 +89,7 @@ async def _serve(settings: ServeSettings) -> None:
     # torch keeps this number per thread.
     await asyncio.wrap_future(worker.call(lambda: torch.set_num_threads(settings.num_threads)))
     server = EngineServer(worker, settings.model_config)
-    app = server.application(_secret(settings.api_key), _secret(settings.admin_key), _weight_routes(worker))
+    app = server.application(_secret(settings.api_key), _secret(settings.admin_key), WeightReceiver(worker).routes())
     # A request whose client has gone is cancelled, and so aborted.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -111,11 +112,6 @@ def _make_engine(settings: ServeSettings) -> EmbeddedEngine:
     shape = shape_from_hf(settings.model_config, "model_config")
     dtype = _DTYPES[settings.dtype]
     return EmbeddedEngine(shape, settings.num_slots, settings.max_sequence_length, settings.device, dtype)
-
-
-def _weight_routes(worker: EngineWorker) -> list[web.RouteDef]:
-    """Joined here when `receiver.py` is merged: ``return WeightReceiver(worker).routes()``."""
-    return []
 
 
 def _secret(text: str | None) -> Secret | None:
