@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from megarl.config.families import POLICY_HEADS, VALUE_HEADS
+from megarl.config.families import POLICY_HEADS, VALUE_HEADS, family_of
 from megarl.config.model_shape import ModelShape, read_hf_config, shape_from_hf, value_shape_from_hf
 from megarl.config.problems import KeyPath, Problem, dotted
 from megarl.config.schema import RunConfig
@@ -25,6 +26,14 @@ def model_shape(config: RunConfig) -> ModelShape:
         directory = Path(config.model.path)
         return shape_from_hf(read_hf_config(directory), str(directory / "config.json"))
     return shape_from_hf(config.model.config or {}, "model.config")
+
+
+def hf_config_of(config: RunConfig) -> dict[str, Any]:
+    """The model's Hugging Face config, as a server of any kind reads it. Reads at most ``config.json``."""
+    given = read_hf_config(Path(config.model.path)) if config.model.path is not None else dict(config.model.config or {})
+    family = family_of(model_shape(config).architecture, POLICY_HEADS)
+    assert family is not None, "checked with the configuration"
+    return {"model_type": family.name, **given}
 
 
 def critic_shape(config: RunConfig) -> ModelShape:

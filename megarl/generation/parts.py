@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from megarl.core.protocols import Engine, EnginePart
+from megarl.core.protocols import Engine, EnginePart, Servers
 
 
 class MeasuredEngine(Engine, Protocol):
@@ -41,3 +41,29 @@ class EngineMemory:
     def num_bytes(self) -> int:
         """Bytes that the part takes now."""
         return self._engine.weight_bytes if self._part == "weights" else self._engine.kv_bytes
+
+
+class ServerMemory:
+    """One part of all servers, which the driver asks to make room; other ranks have no fleet and ask nobody."""
+
+    def __init__(self, servers: Servers | None, part: EnginePart) -> None:
+        self._servers = servers
+        self._part: EnginePart = part
+        self.resident = True
+
+    def offload(self) -> None:
+        """Let them give the memory back."""
+        if self._servers is not None:
+            self._servers.release([self._part])
+        self.resident = False
+
+    def onload(self) -> None:
+        """Let them take it again."""
+        if self._servers is not None:
+            self._servers.resume([self._part])
+        self.resident = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Unknown: it is other processes' memory."""
+        return 0

@@ -59,6 +59,11 @@ class ServerServing:
         # oldest first, the same on every rank
         self._under_way: list[Pending] = []
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are under way; the same on every rank."""
+        return bool(self._under_way)
+
     def refresh(self, version: int, meter: Meter) -> None:
         """Make the servers serve the trainer's weights, which are ``version``. Collective."""
         self._refresh(version, meter)

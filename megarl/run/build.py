@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +26,11 @@ from megarl.models.optim import OptimizerSettings
 from megarl.rollout.demonstrations import DemonstrationRollouts
 from megarl.rollout.generated import GeneratedRollouts, Marking, RolloutPlan, keep_no_record
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
-from megarl.rollout.recorded import RecordedRollouts, Recording
+from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import GENERATE, ServerServing
 from megarl.run.checkpoints import Checkpoints, SavePlan
-from megarl.run.engines import Engines, Generation, build_engines
+from megarl.run.engines import Engines, Generation, InRankEngines
 from megarl.run.eval_schedule import Schedule
 from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
 from megarl.run.inputs import Inputs, max_prompt_tokens
@@ -38,11 +39,14 @@ from megarl.run.progress import last_step_of
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
 from megarl.run.roles import Models, SamePlans, build_models, run_dtype
+from megarl.run.servers import ServerEngines
 from megarl.run.stage import LearningModel, Rollouts, Stage
 from megarl.run.state import Parts, RunState
 from megarl.run.stop import StopRequest
 from megarl.run.sync import UPDATE
 from megarl.run.timeline import Timelines
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Builder:
         """The run, with all models on the device and random or loaded weights in them."""
         optimizers = {"actor": self._actor_optimizer(), "critic": self._critic_optimizer()}
         models = build_models(self._config, self._world, optimizers, self._temperature)
-        engines = build_engines(self._config, self._world)
+        engines = self._engines()
         residency = self._residency(models, engines)
         generation = engines.connect(models.policy.export, residency) if engines else None
         stages = [self._warmup_stage(models, residency)] if self._config.warmup else []
@@ -116,6 +120,18 @@ class Builder:
         timelines = Timelines(residency.timeline, directory / "timeline.jsonl", ends[-1], self._world)
         close = engines.close if engines else _nothing
         return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints, samples, timelines, close)
+
+    def _engines(self) -> Engines | None:
+        config = self._config
+        if not config.generates:
+            return None
+        if config.uses_servers:
+            return ServerEngines(config, self._world, self._directory, logger.warning)
+        return InRankEngines(config, self._world)
+
+    def _replay_limits(self, plan: RolloutPlan) -> ReplayLimits:
+        shape = self._shape
+        return ReplayLimits(shape.vocab_size, shape.max_positions, plan.params.max_new_tokens, plan.max_prompt_tokens)
 
     def _residency(self, models: Models, engines: Engines | None) -> Residency:
         config = self._config

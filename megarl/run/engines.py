@@ -78,9 +78,3 @@ class InRankEngines:
     def close(self) -> None:
         """Nothing was started."""
 
-
-def build_engines(config: RunConfig, world: World) -> Engines | None:
-    """The engines that the configuration asks for; None if nothing is generated. Collective."""
-    if not config.generates:
-        return None
-    return InRankEngines(config, world)

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from megarl.checkpoint.store import Checkpoint, open_checkpoint
-from megarl.config.families import POLICY_HEADS, family_of
-from megarl.config.layout import model_shape
+from megarl.config.layout import hf_config_of, model_shape
 from megarl.config.load import load_config
-from megarl.config.model_shape import read_hf_config
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError, MissingInputError, StorageError
 from megarl.data.tokenizer import load_tokenizer
@@ -132,13 +130,11 @@ def _write_shard(path: Path, shard: _Shard, checkpoint: Checkpoint, dtype: torch
 def _write_companions(directory: Path, config: RunConfig, checkpoint: Checkpoint) -> None:
     """What makes weights a model: its config, how it generates, and its tokenizer."""
     source = Path(config.model.path) if config.model.path is not None else None
-    hf_config = dict(config.model.config or {}) if source is None else read_hf_config(source)
+    hf_config = hf_config_of(config)
     dtype = Progress.from_tree(checkpoint.progress).dtype
-    family = family_of(model_shape(config).architecture, POLICY_HEADS)
-    assert family is not None, "checked with the configuration"
     # transformers 5 says dtype, older ones torch_dtype; both read the older word
     hf_config.pop("dtype", None)
-    _write_json(directory / "config.json", {"model_type": family.name, **hf_config, "torch_dtype": dtype})
+    _write_json(directory / "config.json", {**hf_config, "torch_dtype": dtype})
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     if config.model.tokenizer is not None and config.model.tokenizer.startswith("builtin:"):
         for name, content in tokenizer.to_files().items():
