@@ -88,7 +88,9 @@ async def _serve(settings: ServeSettings) -> None:
     # torch keeps this number per thread.
     await asyncio.wrap_future(worker.call(lambda: torch.set_num_threads(settings.num_threads)))
     server = EngineServer(worker, settings.model_config)
-    app = server.application(_secret(settings.api_key), _secret(settings.admin_key), _weight_routes(worker))
+    # JOIN HERE: WeightReceiver(worker).routes() of receiver.py
+    weight_routes: list[web.RouteDef] = []
+    app = server.application(_secret(settings.api_key), _secret(settings.admin_key), weight_routes)
     # A request whose client has gone is cancelled, and so aborted.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -110,12 +112,10 @@ async def _serve(settings: ServeSettings) -> None:
 def _make_engine(settings: ServeSettings) -> EmbeddedEngine:
     shape = shape_from_hf(settings.model_config, "model_config")
     dtype = _DTYPES[settings.dtype]
-    return EmbeddedEngine(shape, settings.num_slots, settings.max_sequence_length, settings.device, dtype)
-
-
-def _weight_routes(worker: EngineWorker) -> list[web.RouteDef]:
-    """Joined here when `receiver.py` is merged: ``return WeightReceiver(worker).routes()``."""
-    return []
+    try:
+        return EmbeddedEngine(shape, settings.num_slots, settings.max_sequence_length, settings.device, dtype)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, about devices and memory
+        raise EngineError("MRL-5110", f"the engine cannot be built: {error}") from None
 
 
 def _secret(text: str | None) -> Secret | None:
