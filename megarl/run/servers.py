@@ -195,8 +195,7 @@ class ServerEngines:
             self._api_key,
             self._admin_key,
             vocab_size=shape.vocab_size,
-            router_url=self._router.url if self._router else None,
-            router_key=self._router.key if self._router else None,
+            road=self._router.road if self._router else None,
             expert_shape=experts,
         )
 
