@@ -43,6 +43,7 @@ def sglang_args(model: SglangModel, overrides: Mapping[str, Any]) -> dict[str, A
             "disable_overlap_schedule": True,
             "mem_fraction_static": 0.1,
             "max_total_tokens": model.max_sequence_length * model.num_slots,
+            "sleep_on_idle": True,  # an idle scheduler would keep a core busy
         }
     elif model.colocated:
         args["enable_memory_saver"] = True
