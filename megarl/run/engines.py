@@ -77,3 +77,4 @@ class InRankEngines:
 
     def close(self) -> None:
         """Nothing was started."""
+
