@@ -261,7 +261,7 @@ def _read_kind(info: Any) -> EngineKind:
         raise EngineFault("garbled", "/server_info names no version")
     tp_size = info.get("tp_size", 1)
     return EngineKind(
-        name="embedded" if info.get("engine") == "embedded" else "sglang",
+        name="embedded" if info.get("engine") == "megarl-embedded" else "sglang",
         version=tuple(int(number) for number in numbers[0].split(".")),
         tp_size=tp_size if type(tp_size) is int and tp_size > 0 else 1,
     )

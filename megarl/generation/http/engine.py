@@ -88,7 +88,7 @@ class HttpEngine:
             raise EngineFault("refused", "SGLang gives no checksum that can be compared with the trainer's")
         answer = self._thread.run(self._remote.control("/weights_checker", {"action": "checksum"}, _UPDATE_SECONDS))
         try:
-            return int(answer["checksum"])
+            return int(answer["checksum"], 16)
         except (KeyError, TypeError, ValueError):
             raise EngineFault("garbled", "/weights_checker names no checksum") from None
 
