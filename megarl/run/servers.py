@@ -182,9 +182,8 @@ class ServerEngines:
         if own.router is None:
             return None
         urls = [address.url for address in self._addresses]
-        python = own.python
         log = self._directory / "logs" / "router.log"
-        return start_router(own.router, urls, self._api_key, log, python, own.start_timeout_seconds)
+        return start_router(own.router, urls, self._api_key, log, own.python, own.start_timeout_seconds)
 
     def _client(self, url: str) -> EngineClient:
         shape = model_shape(self._config)
