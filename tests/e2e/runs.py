@@ -79,7 +79,7 @@ def train(config: Path, directory: Path, *overrides: str, cwd: Path | None = Non
         check=False,
     )
     assert ranks_of(directory) == [], "a rank outlived the command"
-    name = next((o.partition("=")[2] for o in overrides if o.startswith("run.name=")), "quickstart")
+    name = next((o.partition("=")[2] for o in overrides if o.startswith("run.name=")), config.stem)
     return Outcome(result.returncode, result.stdout, result.stderr, directory / name)
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import QUICKSTART, SHORT, Outcome, ledger, reproducible, train
+from tests.e2e.runs import ROOT, SHORT, Outcome, ledger, reproducible, train
 
 pytestmark = pytest.mark.slow
+
+# Rewards by chance: the policy moves in every step, which a task that is still too hard would not make it do.
+COIN_FLIP = ROOT / "configs" / "quickstart_coin_flip.yaml"
 
 # A replay has no engine: nothing is evaluated and nothing is pushed.
 _OF_ENGINES = re.compile(r"(eval|val|weights)/|alerts/H21")
@@ -19,7 +22,7 @@ LONG = (*SHORT, "run.num_steps=20", "warmup.num_steps=30", "actor.optimizer.lr=1
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    outcome = train(QUICKSTART, tmp_path_factory.mktemp("recorded"), *LONG, "rollout.record=true")
+    outcome = train(COIN_FLIP, tmp_path_factory.mktemp("recorded"), *LONG, "rollout.record=true")
     assert outcome.code == 0, outcome.stderr
     return outcome
 
@@ -34,7 +37,7 @@ def without_engines(outcome: Outcome) -> list[tuple[int, dict[str, float]]]:
 
 
 def test_a_replay_gives_the_same_bits(tmp_path: Path, recorded: Outcome) -> None:
-    replayed = train(QUICKSTART, tmp_path, *LONG, f"rollout.replay={recorded.directory / 'rollouts'}")
+    replayed = train(COIN_FLIP, tmp_path, *LONG, f"rollout.replay={recorded.directory / 'rollouts'}")
     assert replayed.code == 0, replayed.stderr
     assert without_engines(replayed) == without_engines(recorded)
     assert any(record["metrics"].get("actor/grad_norm", 0) > 0 for record in ledger(replayed)[-20:])
@@ -43,7 +46,7 @@ def test_a_replay_gives_the_same_bits(tmp_path: Path, recorded: Outcome) -> None
 
 def test_a_replay_in_another_layout_differs_by_rounding_alone(tmp_path: Path, recorded: Outcome) -> None:
     replay = f"rollout.replay={recorded.directory / 'rollouts'}"
-    replayed = train(QUICKSTART, tmp_path, *LONG, replay, "actor.parallel.tp_size=2")
+    replayed = train(COIN_FLIP, tmp_path, *LONG, replay, "actor.parallel.tp_size=2")
     assert replayed.code == 0, replayed.stderr
     for (step, ours), (same_step, theirs) in zip(without_engines(replayed), without_engines(recorded), strict=True):
         assert step == same_step
@@ -57,16 +60,16 @@ def test_a_replay_in_another_layout_differs_by_rounding_alone(tmp_path: Path, re
 
 def test_a_run_that_only_generates_records_what_a_training_run_can_use(tmp_path: Path) -> None:
     common = (*SHORT, "warmup=null")
-    drawn = train(QUICKSTART, tmp_path, *common, "rollout.only=true", "run.name=drawn")
+    drawn = train(COIN_FLIP, tmp_path, *common, "rollout.only=true", "run.name=drawn")
     assert drawn.code == 0, drawn.stderr
-    assert not any(name.startswith("actor/") for record in ledger(drawn) for name in record["metrics"])
+    assert not any("actor/grad_norm" in record["metrics"] for record in ledger(drawn))
     replay = f"rollout.replay={drawn.directory / 'rollouts'}"
-    trained = train(QUICKSTART, tmp_path, *common, replay, "run.name=trained")
+    trained = train(COIN_FLIP, tmp_path, *common, replay, "run.name=trained")
     assert trained.code == 0, trained.stderr
     ages = [record["metrics"]["sample/staleness/max"] for record in ledger(trained)]
     assert ages == [0, 1]  # the recording run's weights never moved
 
 
 def test_a_recording_that_is_too_short_is_named(tmp_path: Path, recorded: Outcome) -> None:
-    outcome = train(QUICKSTART, tmp_path, *LONG, f"rollout.replay={recorded.directory / 'nowhere'}")
+    outcome = train(COIN_FLIP, tmp_path, *LONG, f"rollout.replay={recorded.directory / 'nowhere'}")
     assert outcome.code == 66 and "MRL-4103" in outcome.stderr and "Traceback" not in outcome.stderr
