@@ -11,6 +11,7 @@ import base64
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class SglangPayload:
         return self._file
 
 
-class _Writer(reductions.ForkingPickler):
+class _Writer(ForkingPickler):
     """Names a CUDA device by its UUID: SGLang may number devices differently. Has not been run on a GPU yet."""
 
     def reducer_override(self, value: Any) -> Any:

@@ -9,8 +9,8 @@ printed.
 
 - equal: 32 requests of 32 prompt tokens and 128 new ones, in one batch of 32 on both sides.
 - long-tail: 128 requests whose lengths are drawn from a long-tailed distribution (mean 1/8 of the longest). The engine
-  has 32 slots; Hugging Face gets the batch size that suits it best, ends each row at its length by a stopping criterion,
-  and runs until the longest row of the batch has ended. Only the tokens that were asked for count.
+  has 32 slots; Hugging Face gets the batch size that suits it best, ends each row at its length by a stopping
+  criterion, and runs until the longest row of the batch has ended. Only the tokens that were asked for count.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RowLengths(StoppingCriteria):
     def __init__(self, lengths: np.ndarray) -> None:
         self._lengths = torch.from_numpy(lengths)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, _scores: torch.Tensor, **_kwargs: object) -> torch.Tensor:
         return self._lengths <= input_ids.shape[1] - PROMPT_LENGTH
 
 

@@ -52,7 +52,7 @@ class EmbeddedEngine:
         # Parameters that the running update still owes; None when no update is running.
         self._missing: set[str] | None = None
         self._condition = threading.Condition(threading.RLock())
-        # One entry per thread that wants a turn. Whoever steps in a loop lets them in: locks are not fair by themselves.
+        # One entry per thread that wants a turn. Whoever steps in a loop lets them in: a lock alone is not fair.
         self._knocks: deque[None] = deque()
 
     @property
@@ -162,7 +162,7 @@ class EmbeddedEngine:
         with self._turn():
             self._is_paused = True
             if mode == "abort":
-                self._end_by_abort(lambda job: True)
+                self._end_by_abort(_every)
             elif mode == "retract":
                 self._schedule.retract()
 
@@ -203,8 +203,8 @@ class EmbeddedEngine:
             if missing:
                 raise EngineError(
                     "MRL-5104",
-                    f"weight update to version {version}: {len(missing)} of {len(self._weights.names)} parameters never "
-                    f"arrived: {name_some(missing)}. Send every parameter between begin and end.",
+                    f"weight update to version {version}: {len(missing)} of {len(self._weights.names)} parameters "
+                    f"never arrived: {name_some(missing)}. Send every parameter between begin and end.",
                 )
             self._schedule.note_version(self._version)
             self._missing = None
@@ -259,7 +259,7 @@ class EmbeddedEngine:
             job.finish("abort", self._version)
 
     def _fail_all(self, error: Exception) -> None:
-        for job in self._schedule.remove(lambda job: True):
+        for job in self._schedule.remove(_every):
             job.future.set_exception(error)
 
     def _running_update(self) -> set[str]:
@@ -300,6 +300,10 @@ class EmbeddedEngine:
             f"request {job.request.id[:80]!a}: log-probs are not finite under weights version {self._version}. The "
             "weights hold NaN or infinite values: look at the last training step.",
         )
+
+
+def _every(_job: Job) -> bool:
+    return True
 
 
 def _all_done(waiting: list[Future[Generation]]) -> bool:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from megarl.core.secret import Secret
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Probes carry no secrets.
 _OPEN = ("/health", "/health_generate", "/ready")
 # What a user of the engine may call. All other routes change the engine: they are control routes.
 _OF_USERS = ("/generate", "/model_info", "/server_info", "/v1/loads")
 
 
-def key_check(
-    api_key: Secret | None, admin_key: Secret | None
-) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def key_check(api_key: Secret | None, admin_key: Secret | None) -> Middleware:
     """A middleware. Control routes need the admin key if there is one, and then refuse the api key."""
 
     @web.middleware

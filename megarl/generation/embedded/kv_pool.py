@@ -41,7 +41,7 @@ class KvPool:
             self._num_covered = covered
 
     def clear(self, start: int, stop: int) -> None:
-        """Drop the contents of rows ``start`` to ``stop``, as after a forward that wrote numbers which are not finite."""
+        """Drop the contents of these rows, as after a forward that wrote numbers which are not finite."""
         self._data[:, :, start:stop, :, : self._num_covered].zero_()
 
     def copy_prefix(self, source: int, targets: Sequence[int], length: int) -> None:

@@ -111,7 +111,10 @@ async def _serve(settings: ServeSettings) -> None:
 def _make_engine(settings: ServeSettings) -> EmbeddedEngine:
     shape = shape_from_hf(settings.model_config, "model_config")
     dtype = _DTYPES[settings.dtype]
-    return EmbeddedEngine(shape, settings.num_slots, settings.max_sequence_length, settings.device, dtype)
+    try:
+        return EmbeddedEngine(shape, settings.num_slots, settings.max_sequence_length, settings.device, dtype)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, about devices and memory
+        raise EngineError("MRL-5110", f"the engine cannot be built: {error}") from None
 
 
 def _secret(text: str | None) -> Secret | None:

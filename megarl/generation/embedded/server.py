@@ -7,22 +7,26 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 import megarl
 from megarl.core.errors import EngineError
 from megarl.core.protocols import EnginePart, GenerationRequest, PauseMode, SamplingParams
 from megarl.core.secret import Secret
-from megarl.generation.embedded.keys import Handler, key_check
+from megarl.generation.embedded.keys import key_check
 from megarl.generation.embedded.shapes import answer, read_generate
 from megarl.generation.embedded.worker import EngineWorker
 
 T = TypeVar("T")
 # Prompts, not weights: those never travel in bodies.
 _MAX_BODY_BYTES = 64 * 2**20
+# Nothing is wrong with these requests: there are no weights, or bad ones.
+_STATUS_OF = {"MRL-5105": 503, "MRL-5107": 500}
 _HEALTH_ID = "health-check"
 
 
@@ -74,7 +78,7 @@ class EngineServer:
         try:
             futures = self._worker.submit_all(asked.requests)
             generations = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        except asyncio.CancelledError:  # the client is gone, and nobody else wants the rest
+        except BaseException:  # the client is gone, or one of the batch has failed: nobody wants the rest
             self._worker.call(lambda: self._engine.abort(ids))
             raise
         finally:
@@ -86,7 +90,7 @@ class EngineServer:
         ]
         return web.json_response(answers if asked.is_batch else answers[0])
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _health(self, _request: web.Request) -> web.Response:
         """Whether the engine's thread answers; with or without weights."""
         await self._call(lambda: None)
         return web.Response()
@@ -101,10 +105,10 @@ class EngineServer:
         await asyncio.wrap_future(self._worker.submit(probe))
         return web.Response()
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    async def _ready(self, _request: web.Request) -> web.Response:
         return web.Response(status=200 if self._engine.can_serve else 503)
 
-    async def _model_info(self, request: web.Request) -> web.Response:
+    async def _model_info(self, _request: web.Request) -> web.Response:
         return web.json_response(
             {
                 "is_generation": True,
@@ -114,7 +118,7 @@ class EngineServer:
             }
         )
 
-    async def _server_info(self, request: web.Request) -> web.Response:
+    async def _server_info(self, _request: web.Request) -> web.Response:
         return web.json_response(
             {
                 "engine": "megarl-embedded",
@@ -125,7 +129,7 @@ class EngineServer:
             }
         )
 
-    async def _loads(self, request: web.Request) -> web.Response:
+    async def _loads(self, _request: web.Request) -> web.Response:
         running, waiting = await self._call(lambda: (self._engine.num_running, self._engine.num_waiting))
         load = {
             "dp_rank": 0,
@@ -155,7 +159,7 @@ class EngineServer:
         await self._call(self._engine.continue_generation)
         return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
 
-    async def _flush(self, request: web.Request) -> web.Response:
+    async def _flush(self, _request: web.Request) -> web.Response:
         """There is no cache from call to call; only that nothing runs has to be true."""
         running = await self._call(lambda: self._engine.num_running)
         waiting = 0 if self._engine.is_paused else self._engine.num_waiting
@@ -165,12 +169,14 @@ class EngineServer:
 
     async def _release(self, request: web.Request) -> web.Response:
         parts = await _parts(request)
-        await self._call(lambda: [self._engine.release(part) for part in parts])
+        for part in parts:
+            await self._call(partial(self._engine.release, part))
         return web.json_response(None)
 
     async def _resume(self, request: web.Request) -> web.Response:
         parts = await _parts(request)
-        await self._call(lambda: [self._engine.resume(part) for part in parts])
+        for part in parts:
+            await self._call(partial(self._engine.resume, part))
         return web.json_response(None)
 
     async def _check_weights(self, request: web.Request) -> web.Response:
@@ -189,8 +195,10 @@ class EngineServer:
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except (ValueError, EngineError) as error:
+    except ValueError as error:
         return web.json_response({"error": {"message": str(error)}}, status=400)
+    except EngineError as error:
+        return web.json_response({"error": {"message": str(error)}}, status=_STATUS_OF.get(error.code, 400))
     except web.HTTPException as error:  # no such route, a body that is too large
         return web.json_response({"error": {"message": error.reason}}, status=error.status)
 

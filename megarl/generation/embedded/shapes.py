@@ -20,15 +20,15 @@ from megarl.core.seeding import derive_seed
 _DEFAULT_NEW_TOKENS = 128
 # SGLang takes a smaller temperature for greedy
 _SMALLEST_TEMPERATURE = 1e-6
-_OFF = (None, False, 0, 0.0, "", [], {})
+_OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {})
 # Fields that may only be switched off, and those that do not touch token ids.
-_BODY_OFF = (
+_BODY_OFF: tuple[Any, ...] = (
     "text", "stream", "top_logprobs_num", "token_ids_logprob", "return_hidden_states", "return_routed_experts",
     "lora_path", "image_data", "input_embeds", "return_prompt_token_ids", "return_entropy", "return_sampling_mask",
 )  # fmt: skip
 _BODY_READ = ("input_ids", "rid", "sampling_params", "return_logprob", "logprob_start_len")
 _BODY_HARMLESS = ("return_text_in_logprobs", "priority", "log_metrics", "routing_key", "session_id")
-_PARAMS_OFF = (
+_PARAMS_OFF: tuple[Any, ...] = (
     "min_p", "frequency_penalty", "presence_penalty", "min_new_tokens", "stop", "stop_regex", "json_schema", "regex",
     "ebnf", "structural_tag", "logit_bias", "custom_params", "beam_width",
 )  # fmt: skip

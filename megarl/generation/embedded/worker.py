@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from megarl.core.protocols import Generation, GenerationRequest
@@ -45,7 +46,7 @@ class EngineWorker:
                     result.set_exception(error)
                 return
             for future, result in zip(served, results, strict=True):
-                future.add_done_callback(lambda done, result=result: _pass_on(done, result))
+                future.add_done_callback(partial(_pass_on, result))
 
         self._post(enter)
         return results
@@ -97,7 +98,7 @@ def _running_future() -> Future[T]:
     return future
 
 
-def _pass_on(done: Future[Generation], result: Future[Generation]) -> None:
+def _pass_on(result: Future[Generation], done: Future[Generation]) -> None:
     error = done.exception()
     if error is None:
         result.set_result(done.result())

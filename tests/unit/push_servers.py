@@ -1,0 +1,136 @@
+"""Real embedded servers for pushes: processes that listen, clients of them, and a fleet that takes down verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from megarl.core.checksum import combine, tensor_checksum
+from megarl.core.loop_thread import LoopThread
+from megarl.core.protocols import EngineKind
+from megarl.core.world import World
+from megarl.generation.http.client import EngineClient
+from megarl.weights.road import Road
+from megarl.weights.servers import ServerTransport
+from tests.unit.embedded_models import VOCAB_SIZE, make_model, parameters_of
+
+SLOTS, LENGTH = 4, 96
+_KEY = "push-test-key"
+
+
+class Client(EngineClient):
+    """Of an embedded server."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, _KEY, _KEY, vocab_size=VOCAB_SIZE)
+
+    async def kind(self) -> EngineKind:
+        return EngineKind("embedded", (0, 1))
+
+
+class Process:
+    """A server process."""
+
+    def __init__(self, config: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "megarl.generation.embedded.serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environment or {})},
+            text=True,
+        )
+        settings = {"model_config": dict(config), "num_slots": SLOTS, "max_sequence_length": LENGTH}
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(settings | {"api_key": _KEY, "admin_key": _KEY}) + "\n")
+        self.process.stdin.flush()
+
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        assert self.process.stdout is not None
+        return f"http://127.0.0.1:{json.loads(self.process.stdout.readline())['port']}"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@contextmanager
+def running_servers(count: int, model: PreTrainedModel) -> Iterator[dict[str, Process]]:
+    processes = [Process(model.config.to_dict()) for _ in range(count)]
+    try:
+        yield {process.url(): process for process in processes}
+    finally:
+        for process in processes:
+            process.end()
+
+
+class Verdicts:
+    """The fleet, as a push sees it: all servers are up, and what became of the push is written down."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+        self.of: dict[str, tuple[int, str | None]] = {}
+
+    def targets(self) -> list[str]:
+        return self.urls
+
+    def pushed(self, url: str, version: int, problem: str | None) -> None:
+        self.of[url] = (version, problem)
+
+
+class Pusher:
+    """A trainer's end: a model whose weights are pushed, in export buckets of a few tensors."""
+
+    def __init__(self, urls: list[str], road: Road, world: World, family: str = "qwen3") -> None:
+        self.model = make_model(family)
+        self.verdicts = Verdicts(urls)
+        self.clients = {url: Client(url) for url in urls}
+        self.loop = LoopThread("push-test")
+        self.road = road
+        self.is_busy = False
+        self.transport = ServerTransport(
+            self.export, {}, self.clients.__getitem__, self.verdicts, road, world, self.loop, lambda: self.is_busy
+        )
+
+    def export(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        tensors = parameters_of(self.model)
+        for start in range(0, len(tensors), 5):
+            yield tensors[start : start + 5]
+
+    def change(self) -> None:
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1.01)
+
+    @property
+    def checksum(self) -> int:
+        return combine(tensor_checksum(name, tensor) for name, tensor in parameters_of(self.model))
+
+    def arrived(self, url: str) -> int:
+        answer = self.loop.run(self.clients[url].control("/weights_checker", {"action": "checksum"}, 10))
+        return int(answer["checksum"], 16)
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            self.loop.run(client.close())
+        self.loop.close()
+
+
+@contextmanager
+def pusher(urls: list[str], road: Road, world: World, family: str = "qwen3") -> Iterator[Pusher]:
+    made = Pusher(urls, road, world, family)
+    try:
+        yield made
+    finally:
+        made.close()
