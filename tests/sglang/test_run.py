@@ -134,7 +134,6 @@ def test_every_push_arrives(transport: str, settings: tuple[str, ...], tmp_path:
         samples = by_version[version]
         assert {sample["kind"] for sample in samples} == ({"drawn", "greedy"} if version < last else {"greedy"})
         gap = largest_gap(models[version], samples)
-        print(f"{transport}, version {version}: {len(samples)} samples, largest gap of log-probs {gap:.1e}")
         assert gap < TOLERANCE
         require_greedy(models[version], samples)
         if version > NUM_WARMUP_STEPS:  # weights that did not arrive would be seen
