@@ -37,8 +37,11 @@ def report_mismatch(micro: MicroBatch, engines: Sequence[str], meter: Statistics
     server = micro.engine_index[micro.sequence_of_token][chosen]
     for number, name in enumerate(engines, start=1):
         own = newest & (server == number)
-        _report_share(f"mismatch/engine/{metric_part(name)}/logprob_gap_mean", size, own, meter)
-        meter.sum(f"mismatch/engine/{metric_part(name)}/num_tokens", own.sum())
+        prefix = f"mismatch/engine/{metric_part(name)}"
+        _report_share(f"{prefix}/logprob_gap_mean", size, own, meter)
+        # a few large gaps move a mean of roots much less: this is what servers are compared by
+        _report_share(f"{prefix}/root_gap_mean", size.sqrt(), own, meter)
+        meter.sum(f"{prefix}/num_tokens", own.sum())
 
 
 def metric_part(engine: str) -> str:

@@ -215,14 +215,14 @@ _RULES: tuple[HealthRule, ...] = (
     ),
     # -- do engine and trainer agree?
     HealthRule(
-        "H27", "mismatch/newest_logprob_gap_mean sample/staleness/min mismatch/engine/*/logprob_gap_mean "
+        "H27", "mismatch/newest_logprob_gap_mean sample/staleness/min mismatch/engine/*/root_gap_mean "
         "mismatch/engine/*/num_tokens mismatch/logprob_gap_first_quarter mismatch/logprob_gap_last_quarter",
         "the gap is above {warn}: warn; above {critical}: critical; or above {floor} and above {growth} times the "
         "median of the last 20 fine steps (at least 5): warn; looked at only with sample/staleness/min 0. Or one "
-        "server's gap is above {floor} and above {server} · (1 + 100 / its tokens) times the median of the others: "
-        "warn. The message says what the pattern points to: one server; a jump (stale weights after a push); a last "
-        "quarter above {along} times the first (KV cache or rope); a sparse model (routing); from the first step "
-        "(template, temperature or dtype)", "warn or critical",
+        "server's root_gap_mean, squared, is above {floor} and above {server} · (1 + 300 / its tokens + 300 / those of "
+        "all others) times the squared median of the others: warn. The message says what the pattern points to: one "
+        "server; a jump (stale weights after a push); a last quarter above {along} times the first (KV cache or rope); "
+        "a sparse model (routing); from the first step (template, temperature or dtype)", "warn or critical",
         "engine and trainer drift apart while the policy changes, so that updates are more and more off-policy",
         "Give both the same model.dtype, set algorithm.correction.kind to truncate or mask, or lower "
         "actor.optimizer.lr.",

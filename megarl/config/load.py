@@ -17,6 +17,7 @@ from megarl.config.problems import COMMAND_LINE, KeyPath, Problem, Source, dotte
 from megarl.config.schema import RunConfig
 from megarl.config.secret_names import is_secret_key
 from megarl.config.secrets import check_secrets
+from megarl.config.sglang_fields import check_sglang
 from megarl.config.tracker_check import check_trackers
 from megarl.config.tree import Node, descend, merge, without
 from megarl.config.validate import validate
@@ -54,7 +55,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def _check_whole(config: RunConfig) -> tuple[list[Problem], MissingInputError | None]:
     """What only the whole configuration can show."""
-    problems = [*check_consistency(config), *check_megatron(config), *check_trackers(config)]
+    problems = [*check_consistency(config), *check_megatron(config), *check_sglang(config), *check_trackers(config)]
     missing = None
     shapes: list[tuple[Callable[[RunConfig], ModelShape], tuple[KeyPath, ...]]] = []
     if config.model.path is not None or config.model.config is not None:

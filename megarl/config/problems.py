@@ -25,7 +25,7 @@ CODES: dict[str, str] = {
     "MRL-1009": "`extends` is wrong, or the files extend each other in a circle.",
     "MRL-1010": "A setting on the command line is not `key=value`.",
     "MRL-1011": "The command line is wrong.",
-    "MRL-1012": "A Megatron-Core option is one that megarl sets itself.",
+    "MRL-1012": "An option of Megatron-Core or SGLang is one that megarl sets itself.",
     "MRL-1013": "A secret is written out in the configuration.",
     "MRL-1014": "A secret is not where its reference says.",
     "MRL-1015": "The package of a tracker is not installed.",

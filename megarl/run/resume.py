@@ -83,7 +83,12 @@ def open_record(
         Ledger(path, run_id, meta),
         history,
         _derivation(config, devices),
-        Health(config.alerts, allocator_figures=any(row.name != "cpu" for row in devices)),
+        Health(
+            config.alerts,
+            allocator_figures=any(row.name != "cpu" for row in devices),
+            max_staleness=config.rollout.max_staleness if config.rollout else 0,
+            is_sparse=model_shape(config).experts is not None,
+        ),
         splits_phases=config.metrics.phase_time == "full",
     )
     recorder = Recorder(desk)

@@ -182,9 +182,8 @@ class ServerEngines:
         if own.router is None:
             return None
         urls = [address.url for address in self._addresses]
-        python = own.python
         log = self._directory / "logs" / "router.log"
-        return start_router(own.router, urls, self._api_key, log, python, own.start_timeout_seconds)
+        return start_router(own.router, urls, self._api_key, log, own.python, own.start_timeout_seconds)
 
     def _client(self, url: str) -> EngineClient:
         shape = model_shape(self._config)
@@ -195,8 +194,7 @@ class ServerEngines:
             self._api_key,
             self._admin_key,
             vocab_size=shape.vocab_size,
-            router_url=self._router.url if self._router else None,
-            router_key=self._router.key if self._router else None,
+            road=self._router.road if self._router else None,
             expert_shape=experts,
         )
 

@@ -14,7 +14,7 @@ from megarl.core.errors import MegarlError
 from megarl.core.loop_thread import LoopThread
 from megarl.core.protocols import PauseMode
 from megarl.weights.attest import Attestor
-from megarl.weights.road import Road, Server, live
+from megarl.weights.road import Road, Server, live, of_each
 from megarl.weights.tally import Tally
 
 # the first SGLang that wants updates inside a session
@@ -56,12 +56,20 @@ class Delivery:
 
     def finish(self, tally: Tally) -> None:
         """End the update everywhere, and compare. Afterwards the servers' problems are the verdicts."""
+        if not self._servers:
+            return  # not a courier: the road, which may be a shared disk, is somebody else's
         with self._blaming_all():
             self._wait()
         with self._blaming_all():
             self._loop.run(self._for_each("", lambda server: self._conclude(server, tally)))
         with self._blaming_all():
             self._loop.run(self._road.close(self._servers))
+
+    def let_go(self) -> None:
+        """Requests that were paused in place go on, now that the fleet knows which weights draw the rest of them."""
+        held = [server for server in live(self._servers) if server.is_held]
+        with self._blaming_all():
+            self._loop.run(of_each(held, "continue", [server.engine.continue_generation() for server in held]))
 
     @contextlib.contextmanager
     def _blaming_all(self) -> Iterator[None]:
@@ -124,7 +132,8 @@ class Delivery:
             )
         if server.problem is None:
             is_proven = await server.attempt("the proof", self._attestor.while_paused(server, tally))
-            if server.problem is None:
+            server.is_held = bool(is_proven) and self._mode == "in_place"
+            if server.problem is None and not server.is_held:
                 await server.attempt("continue", server.engine.continue_generation())
             if server.problem is None and not is_proven:
                 await server.attempt("the proof", self._attestor.while_serving(server, tally))

@@ -142,8 +142,9 @@ def _write_tensors(path: Path, tensors: Sequence[NamedTensor]) -> dict[str, Any]
     return {"num_bytes": size, "sha256": digest.hexdigest()}
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Of a copy: torch never again resizes a storage that numpy saw, and the trainer's have to be offloaded."""
+    return tensor.detach().to("cpu", copy=True).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _json(tree: Any) -> bytes:

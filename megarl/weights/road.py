@@ -24,6 +24,8 @@ class Server:
         self.is_lost = False
         # an update was begun and not ended
         self.is_open = False
+        # it has the weights, and waits for the word to go on with its requests
+        self.is_held = False
         self._kind: EngineKind | None = None
 
     @property

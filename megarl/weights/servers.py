@@ -67,6 +67,9 @@ class ServerTransport:
             "checksum": tally.checksum if tally.num_bytes == size else None,
         }
         self._tell(version, self._world.gather(report) or [])
+        if plan["in_flight"]:
+            self._world.barrier()  # an answer of the new weights must not come before the fleet knows of them
+            delivery.let_go()
         if delivery.error is not None:
             raise delivery.error
         meter = Meter()

@@ -94,8 +94,10 @@ def test_every_server_has_its_own_gap_over_the_newest_weights(world: World, dp_s
     own = {name: value for name, value in numbers.items() if name.startswith("mismatch/engine/")}
     assert own == {
         "mismatch/engine/127.0.0.1:30000/logprob_gap_mean": 0.5,
+        "mismatch/engine/127.0.0.1:30000/root_gap_mean": pytest.approx(math.sqrt(0.5)),
         "mismatch/engine/127.0.0.1:30000/num_tokens": 2,
         "mismatch/engine/[::1]:30001/logprob_gap_mean": 1.0,
+        "mismatch/engine/[::1]:30001/root_gap_mean": 1.0,
         "mismatch/engine/[::1]:30001/num_tokens": 1,
     }
     assert numbers["mismatch/newest_logprob_gap_mean"] == (0.5 + 0.5 + 1 + 2) / 4

@@ -145,8 +145,8 @@ time/actor_train/train_step/total time/actor_train/train_step/onload time/actor_
 memory/cpu/actor_train/train_step/end/rss memory/actor_train/train_step/end/onload/max_reserved_frac/0
 memory/actor_train/train_step/end/onload/allocated/0 memory/actor_train/train_step/end/offload/allocated/0
 eval/a/score/mean@1 eval/b/c/score/mean@4 eval/a/score/stderr@1 eval/b/c/score/stderr@4
-mismatch/newest_logprob_gap_mean sample/staleness/min mismatch/engine/a:1/logprob_gap_mean
-mismatch/engine/a:1/num_tokens mismatch/engine/b:1/logprob_gap_mean mismatch/engine/b:1/num_tokens
+mismatch/newest_logprob_gap_mean sample/staleness/min mismatch/engine/a:1/root_gap_mean
+mismatch/engine/a:1/num_tokens mismatch/engine/b:1/root_gap_mean mismatch/engine/b:1/num_tokens
 """
 NAMES = NAMED.split()
 

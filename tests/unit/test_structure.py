@@ -31,7 +31,9 @@ FENCES: dict[str, tuple[str, ...]] = {
     "megatron": ("megarl.models",),
     "transformer_engine": (),
     "apex": (),
-    "sglang": (),
+    # Scripts that the interpreter of SGLang executes by path, in processes of their own: the trainer never loads them.
+    "sglang": ("megarl.generation.servers.run_sglang",),
+    "sglang_router": ("megarl.generation.servers.run_router",),
     "transformers": (),
     "ray": ("megarl.launch.on_ray",),
     "wandb": ("megarl.trackers",),
@@ -55,6 +57,10 @@ UNSAFE_ATTRIBUTES = {
 OBJECT_COLLECTIVES = (
     "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list", "send_object_list",
 )  # fmt: skip
+# The one place that may pickle: it writes, for SGLang, and reads nothing.
+PICKLE_WRITER = "megarl.weights.sglang_payload"
+# The one list that may name trust_remote_code: what `generation.sglang` must not set.
+REFUSED_OPTIONS = ("megarl.config.sglang_fields", "DECIDED_BY")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -259,10 +265,38 @@ def unsafe_code(modules: dict[str, Module]) -> Iterator[str]:
                 owner = node.value.id if isinstance(node.value, ast.Name) else ""
                 if node.attr in UNSAFE_ATTRIBUTES.get(owner, ()) or node.attr in OBJECT_COLLECTIVES:
                     yield f"{module.place(line)}: {ast.unparse(node)} executes what it reads"
-            elif isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle"):
+            elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 yield f"{module.place(line)}: {node.arg}"
-            elif isinstance(node, ast.Constant) and node.value == "trust_remote_code":
-                yield f"{module.place(line)}: trust_remote_code"
+        yield from pickles(module)
+        yield from trusted_code(module)
+
+
+def pickles(module: Module) -> Iterator[str]:
+    """torch's and multiprocessing's picklers, which no import of pickle shows."""
+    for node in ast.walk(module.tree):
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        if name.endswith("Unpickler") or (name.endswith("Pickler") and module.name != PICKLE_WRITER):
+            yield f"{module.place(node.lineno)}: {name}"  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Attribute) and name in ("loads", "load") and "Pickler" in ast.unparse(node.value):
+            yield f"{module.place(node.lineno)}: {ast.unparse(node)} executes what it reads"
+
+
+def trusted_code(module: Module) -> Iterator[str]:
+    """trust_remote_code anywhere but in ``"trust_remote_code": False`` and in the list of refused options."""
+    off: set[int] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            off |= {id(key) for key, value in pairs if isinstance(value, ast.Constant) and value.value is False}
+        elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant) and node.value.value is False:
+            off.add(id(node))
+        elif isinstance(node, ast.AnnAssign) and (module.name, ast.unparse(node.target)) == REFUSED_OPTIONS:
+            off |= {id(part) for part in ast.walk(node)}
+    for node in ast.walk(module.tree):
+        named = node.arg if isinstance(node, ast.keyword) else node.value if isinstance(node, ast.Constant) else None
+        attribute = isinstance(node, ast.Attribute) and node.attr == "trust_remote_code"
+        if attribute or (named == "trust_remote_code" and id(node) not in off):
+            yield f"{module.place(node.lineno)}: trust_remote_code"  # type: ignore[attr-defined]
 
 
 def prints(modules: dict[str, Module]) -> Iterator[str]:
@@ -315,7 +349,9 @@ PLANTED: list[tuple[Rule, str, str, str]] = [
     (broken_fences, "run/x.py", "import importlib\nimportlib.import_module('megatron.core')", "megatron"),
     (broken_fences, "models/x.py", "def f():\n    import transformer_engine.pytorch as te", "nowhere"),
     (broken_fences, "models/x.py", "import apex", "nowhere"),
-    (broken_fences, "generation/x.py", "import sglang", "nowhere"),
+    (broken_fences, "generation/x.py", "import sglang", "megarl.generation.servers.run_sglang"),
+    (broken_fences, "generation/servers/processes.py", "import sglang.srt", "megarl.generation.servers.run_sglang"),
+    (broken_fences, "generation/servers/run_sglang.py", "import sglang_router", "megarl.generation.servers.run_router"),
     (broken_fences, "data/x.py", "from transformers import AutoTokenizer", "nowhere"),
     (broken_fences, "launch/x.py", "import ray", "megarl.launch.on_ray"),
     (broken_fences, "run/x.py", "import wandb", "megarl.trackers"),
@@ -339,6 +375,20 @@ PLANTED: list[tuple[Rule, str, str, str]] = [
     (unsafe_code, "core/x.py", "import numpy as np\nnp.load('x', allow_pickle=True)", "allow_pickle"),
     (unsafe_code, "core/x.py", "import torch.distributed as dist\ndist.all_gather_object([], 1)", "all_gather_object"),
     (unsafe_code, "core/x.py", "f(trust_remote_code=True)", "trust_remote_code"),
+    (unsafe_code, "core/x.py", "f(trust_remote_code=user)", "trust_remote_code"),
+    (unsafe_code, "core/x.py", "x = {'trust_remote_code': True}", "trust_remote_code"),
+    (unsafe_code, "core/x.py", "x = {'trust_remote_code': 0}", "trust_remote_code"),
+    (unsafe_code, "core/x.py", "x['trust_remote_code'] = False", "trust_remote_code"),
+    (unsafe_code, "core/x.py", "x.trust_remote_code = True", "trust_remote_code"),
+    (unsafe_code, "config/x.py", "DECIDED_BY: dict = {'trust_remote_code': ''}", "trust_remote_code"),
+    (
+        unsafe_code,
+        "weights/x.py",
+        "from torch.multiprocessing.reductions import ForkingPickler\nForkingPickler(x)",
+        "Pick",
+    ),
+    (unsafe_code, "weights/sglang_payload.py", "import pickle", "imports pickle"),
+    (unsafe_code, "weights/sglang_payload.py", "reductions.ForkingPickler.loads(b'')", "executes what it reads"),
     (prints, "core/x.py", "def f():\n    print('x')", "megarl.core.x:2: print("),
 ]
 
@@ -356,6 +406,11 @@ def small_tree(tmp_path: Path) -> Path:
         "rollout/single.py": "from megarl.data import prompts\nfrom megarl.rewards import score",
         "trackers/to_wandb.py": "import wandb",
         "data/prompts.py": "from megarl.core import batch\nfrom megarl.config import schema",
+        "generation/servers/run_sglang.py": "from sglang.launch_server import run_server",
+        "generation/servers/run_router.py": "def f():\n    import sglang_router.router",
+        "generation/servers/sglang_args.py": "x = {'trust_remote_code': False}\nf(trust_remote_code=False)",
+        "config/sglang_fields.py": "DECIDED_BY: dict[str, str] = {'trust_remote_code': ''}",
+        "weights/sglang_payload.py": "from multiprocessing.reduction import ForkingPickler\nForkingPickler(x).dump(1)",
         "rewards/score.py": "",
         "metrics/meter.py": "",
         "config/schema.py": "from megarl.core.errors import ConfigError",

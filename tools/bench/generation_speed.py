@@ -8,7 +8,7 @@ Runs alternate, so that a busy machine hurts both; the ratio is taken inside eac
 printed.
 
 - equal: 32 requests of 32 prompt tokens and 128 new ones, in one batch of 32 on both sides.
-- long-tail: 128 requests whose lengths are drawn from a long-tailed distribution (mean 1/8 of the longest). The engine
+- long-tail: 128 requests whose lengths are drawn from a long-tailed distribution (mean 1/9 of the longest). The engine
   has 32 slots; Hugging Face gets the batch size that suits it best, ends each row at its length by a stopping
   criterion, and runs until the longest row of the batch has ended. Only the tokens that were asked for count.
 """

@@ -24,8 +24,6 @@ _OK = 200
 _SEED_BITS = 63  # what SGLang keeps of a seed: a non-negative int64
 _NONCE_BYTES = 6
 _ANSWERED_IN_WORDS = ("/flush_cache",)
-# what the server of `generation.embedded` says of itself; SGLang does not say
-_OUR_ENGINE = "megarl-embedded"
 
 Key = Secret | str | None
 
@@ -263,7 +261,7 @@ def _read_kind(info: Any) -> EngineKind:
         raise EngineFault("garbled", "/server_info names no version")
     tp_size = info.get("tp_size", 1)
     return EngineKind(
-        name="embedded" if info.get("engine") == _OUR_ENGINE else "sglang",
+        name="embedded" if info.get("engine") == "megarl-embedded" else "sglang",
         version=tuple(int(number) for number in numbers[0].split(".")),
         tp_size=tp_size if type(tp_size) is int and tp_size > 0 else 1,
     )

@@ -31,6 +31,8 @@ class HttpEngine:
         self._model_directory = model_directory
         self._timeout_seconds = timeout_seconds
         self._thread = LoopThread("http-engine")
+        # requests that were paused in place need the cache; all others must not find what old weights computed
+        self._keeps_cache = False
         # the files of the running update; None when no update is running
         self._files: Path | None = None
         # parameter -> its file, and what is known of each file
@@ -53,10 +55,12 @@ class HttpEngine:
     def pause(self, mode: PauseMode) -> None:
         """Draw nothing until `continue_generation`; new requests wait."""
         self._thread.run(self._remote.pause(mode))
+        self._keeps_cache = mode == "in_place"
 
     def continue_generation(self) -> None:
         """Go on; nothing happens if the engine is not paused."""
         self._thread.run(self._remote.continue_generation())
+        self._keeps_cache = False
 
     def begin_weight_update(self) -> None:
         """Buckets are collected in files from here on."""
@@ -85,7 +89,12 @@ class HttpEngine:
         }
         for name, tree in trees.items():
             (files / name).write_text(json.dumps(tree), encoding="utf-8")
-        body = {"model_path": str(files), "load_format": "auto", "weight_version": str(version), "flush_cache": True}
+        body = {
+            "model_path": str(files),
+            "load_format": "auto",
+            "weight_version": str(version),
+            "flush_cache": not self._keeps_cache,
+        }
         try:
             self._thread.run(self._remote.control("/update_weights_from_disk", body, _UPDATE_SECONDS))
         finally:

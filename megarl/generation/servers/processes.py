@@ -164,15 +164,20 @@ async def wait_until_ready(
 
 
 def end_processes(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """End the processes and their descendants: asked first, killed after so many seconds."""
+    """End the processes and their descendants: asked first, killed after so many seconds.
+
+    Only the processes themselves are asked: SGLang takes the end of a descendant for a crash.
+    """
     for process in processes:
-        _signal_group(process, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)  # `terminate` would wait for one that ended, and free its number
     deadline = time.monotonic() + seconds
     for process in processes:
         while _is_alive(process) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         # What it started may still be there. It was not waited for yet, so the group's number is still its own.
-        _signal_group(process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -198,11 +203,6 @@ def _is_alive(process: subprocess.Popen[bytes]) -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:  # somebody else in this process waited for it
         return False
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _last_lines(log: Path, secrets: Sequence[Secret]) -> str:

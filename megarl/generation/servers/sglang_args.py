@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What megarl decides: `generation.sglang` may not name it.
-DECIDED = (
-    "model_path", "tokenizer_path", "skip_tokenizer_init", "load_format", "host", "port", "api_key", "admin_api_key",
-    "trust_remote_code", "skip_server_warmup", "tp_size", "device", "weight_version",
-)  # fmt: skip
+from megarl.config.sglang_fields import DECIDED_BY
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +39,7 @@ def sglang_args(model: SglangModel, overrides: Mapping[str, Any]) -> dict[str, A
             "disable_overlap_schedule": True,
             "mem_fraction_static": 0.1,
             "max_total_tokens": model.max_sequence_length * model.num_slots,
+            "sleep_on_idle": True,  # an idle scheduler would keep a core busy
         }
     elif model.colocated:
         args["enable_memory_saver"] = True
@@ -55,6 +52,7 @@ def sglang_args(model: SglangModel, overrides: Mapping[str, Any]) -> dict[str, A
         "tp_size": model.tp_size,
         "device": model.device,
     }
+    assert not DECIDED_BY.keys() & overrides.keys(), "checked with the configuration"
     return args | dict(overrides) | decided
 
 

@@ -30,10 +30,10 @@ class Span(NamedTuple):
 
 
 class OfEngine(NamedTuple):
-    """The gap of one server, and the tokens that it is a mean over."""
+    """The mean root of the gaps of one server, and the tokens that it is over."""
 
     engine: str
-    gap: str
+    root_gap: str
     num_tokens: str
 
 
@@ -47,7 +47,7 @@ class Names:
     resident: tuple[str, ...]  # memory/cpu/{infix}/end/rss
     reserved: tuple[OfDevice, ...]  # memory/{infix}/end/onload/max_reserved_frac/{device}
     left_behind: tuple[OfDevice, ...]  # memory/{infix}/end/offload/allocated/{device}
-    engine_gaps: tuple[OfEngine, ...]  # mismatch/engine/{engine}/{logprob_gap_mean,num_tokens}
+    engine_gaps: tuple[OfEngine, ...]  # mismatch/engine/{engine}/{root_gap_mean,num_tokens}
 
 
 def find_names(metrics: Iterable[str]) -> Names:
@@ -71,7 +71,7 @@ def find_names(metrics: Iterable[str]) -> Names:
                 reserved.append(OfDevice(f"{cluster}/{phase}", device, name))
             case ["memory", cluster, phase, "end", "offload", "allocated", device]:
                 left_behind.append(OfDevice(f"{cluster}/{phase}", device, name))
-            case ["mismatch", "engine", engine, "logprob_gap_mean"]:
+            case ["mismatch", "engine", engine, "root_gap_mean"]:
                 engine_gaps.append(OfEngine(engine, name, f"mismatch/engine/{engine}/num_tokens"))
     return Names(
         tuple(step_parts),

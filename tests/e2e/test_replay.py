@@ -1,0 +1,72 @@
+"""Rollouts that were recorded, and training from them without an engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import QUICKSTART, SHORT, Outcome, ledger, reproducible, train
+
+pytestmark = pytest.mark.slow
+
+# A replay has no engine: nothing is evaluated and nothing is pushed.
+_OF_ENGINES = re.compile(r"(eval|val|weights)/|alerts/H21")
+LONG = (*SHORT, "run.num_steps=20", "warmup.num_steps=30", "actor.optimizer.lr=1e-3", "eval.sets={}")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    outcome = train(QUICKSTART, tmp_path_factory.mktemp("recorded"), *LONG, "rollout.record=true")
+    assert outcome.code == 0, outcome.stderr
+    return outcome
+
+
+def without_engines(outcome: Outcome) -> list[tuple[int, dict[str, float]]]:
+    lines = [json.loads(line) for line in reproducible(outcome)]
+    return [
+        (step, {name: value for name, value in metrics.items() if not _OF_ENGINES.match(name)})
+        for step, metrics in lines
+        if step > 0
+    ]
+
+
+def test_a_replay_gives_the_same_bits(tmp_path: Path, recorded: Outcome) -> None:
+    replayed = train(QUICKSTART, tmp_path, *LONG, f"rollout.replay={recorded.directory / 'rollouts'}")
+    assert replayed.code == 0, replayed.stderr
+    assert without_engines(replayed) == without_engines(recorded)
+    assert any(record["metrics"].get("actor/grad_norm", 0) > 0 for record in ledger(replayed)[-20:])
+    assert not list((replayed.directory / "logs").glob("engine_*"))
+
+
+def test_a_replay_in_another_layout_differs_by_rounding_alone(tmp_path: Path, recorded: Outcome) -> None:
+    replay = f"rollout.replay={recorded.directory / 'rollouts'}"
+    replayed = train(QUICKSTART, tmp_path, *LONG, replay, "actor.parallel.tp_size=2")
+    assert replayed.code == 0, replayed.stderr
+    for (step, ours), (same_step, theirs) in zip(without_engines(replayed), without_engines(recorded), strict=True):
+        assert step == same_step
+        for name in ("critic/score/mean", "response_length/mean", "actor/lr", "sample/staleness/max"):
+            assert ours.get(name) == theirs.get(name)
+        for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm", "critic/old_log_prob/mean"):
+            if name in theirs:
+                # Adam turns a rounding error of a tiny gradient into a whole step of a weight: 50 updates of that
+                assert ours[name] == pytest.approx(theirs[name], rel=2e-3, abs=2e-4), (step, name)
+
+
+def test_a_run_that_only_generates_records_what_a_training_run_can_use(tmp_path: Path) -> None:
+    common = (*SHORT, "warmup=null")
+    drawn = train(QUICKSTART, tmp_path, *common, "rollout.only=true", "run.name=drawn")
+    assert drawn.code == 0, drawn.stderr
+    assert not any(name.startswith("actor/") for record in ledger(drawn) for name in record["metrics"])
+    replay = f"rollout.replay={drawn.directory / 'rollouts'}"
+    trained = train(QUICKSTART, tmp_path, *common, replay, "run.name=trained")
+    assert trained.code == 0, trained.stderr
+    ages = [record["metrics"]["sample/staleness/max"] for record in ledger(trained)]
+    assert ages == [0, 1]  # the recording run's weights never moved
+
+
+def test_a_recording_that_is_too_short_is_named(tmp_path: Path, recorded: Outcome) -> None:
+    outcome = train(QUICKSTART, tmp_path, *LONG, f"rollout.replay={recorded.directory / 'nowhere'}")
+    assert outcome.code == 66 and "MRL-4103" in outcome.stderr and "Traceback" not in outcome.stderr
