@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,22 +35,21 @@ def tokens_of(generations: Sequence[Generation]) -> list[list[int]]:
     return [generation.token_ids.tolist() for generation in generations]
 
 
-class Background:
-    """A long request that another thread waits for, and that has drawn some tokens when this returns."""
-
-    def __init__(self, engine: Engine, *names: str) -> None:
-        self._pool = ThreadPoolExecutor(1)
-        requests = [request_of(name, LONG) for name in names]
-        self.future: Future[list[Generation]] = self._pool.submit(engine.generate, requests)
-        # these come after it, and are drawn beside it
-        for number in range(3):
-            engine.generate([request_of(f"beside-{number}", SamplingParams(4))])
-
-    def __enter__(self) -> Background:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
+def attempts(engine: Engine, *names: str) -> Iterator[Future[list[Generation]]]:
+    """Long requests that another thread waits for, and that have drawn some tokens. Machines differ: whoever comes too
+    early or too late tries again.
+    """
+    pool = ThreadPoolExecutor(1)
+    try:
+        for num_beside in (2, 1, 1, 0, 1, 0, 2, 0, 1, 0):
+            running = pool.submit(engine.generate, [request_of(name, LONG) for name in names])
+            # these come after it, and are drawn beside it
+            for number in range(num_beside):
+                engine.generate([request_of(f"beside-{number}", SamplingParams(4))])
+            yield running
+            running.result()
+    finally:
+        pool.shutdown(wait=False)
 
 
 def test_a_response_ends_at_its_limit_or_at_a_stop_token(subject: Subject) -> None:
@@ -126,37 +125,49 @@ def test_a_seed_gives_the_same_tokens_again(subject: Subject) -> None:
 
 def test_abort_gives_what_there_is(subject: Subject) -> None:
     whole = subject.engine.generate([request_of("whole", LONG)])[0].token_ids.tolist()
-    with Background(subject.engine, "ended", "goes on") as running:
+    for running in attempts(subject.engine, "ended", "goes on"):
         subject.engine.abort(["nobody's", "ended"])
-        ended, other = running.future.result()
+        ended, other = running.result()
+        if 0 < len(ended.token_ids) < 200:
+            break
     assert (ended.finish, other.finish) == ("abort", "length")
     assert 0 < len(ended.token_ids) < 200 and len(ended.logprobs) == len(ended.token_ids)
     assert ended.token_ids.tolist() == whole[: len(ended.token_ids)]
     assert other.token_ids.tolist() == whole
-    with Background(subject.engine, "a", "b") as running:
+    for running in attempts(subject.engine, "a", "b"):
         subject.engine.abort()
-        assert [generation.finish for generation in running.future.result()] == ["abort", "abort"]
+        finishes = [generation.finish for generation in running.result()]
+        if finishes[0] == "abort":
+            break
+    assert finishes == ["abort", "abort"]
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_pause_changes_no_token(subject: Subject, mode: PauseMode) -> None:
     whole = tokens_of(subject.engine.generate([request_of("whole", LONG)]))
-    with Background(subject.engine, "paused") as running, ThreadPoolExecutor(1) as pool:
+    for running in attempts(subject.engine, "paused"):
         subject.engine.pause(mode)
-        new = pool.submit(subject.engine.generate, [request_of("new", GREEDY)])
         time.sleep(0.2)  # that nothing happens can only be waited for
-        assert not running.future.done() and not new.done()
+        if not running.done():
+            break
         subject.engine.continue_generation()
-        assert tokens_of(running.future.result()) == whole
+    with ThreadPoolExecutor(1) as pool:
+        new = pool.submit(subject.engine.generate, [request_of("new", GREEDY)])
+        time.sleep(0.1)
+        assert not running.done() and not new.done()
+        subject.engine.continue_generation()
+        assert tokens_of(running.result()) == whole
         assert tokens_of(new.result()) == [whole[0][:16]]
 
 
 def test_a_pause_can_end_what_runs(subject: Subject) -> None:
-    with Background(subject.engine, "ended") as running:
+    for running in attempts(subject.engine, "ended"):
         subject.engine.pause("abort")
-        [ended] = running.future.result()
+        [ended] = running.result()
+        subject.engine.continue_generation()
+        if 0 < len(ended.token_ids) < 200:
+            break
     assert ended.finish == "abort" and 0 < len(ended.token_ids) < 200
-    subject.engine.continue_generation()
     subject.engine.continue_generation()  # nothing happens
     assert subject.engine.generate([request_of("next", GREEDY)])[0].finish == "length"
 
@@ -178,22 +189,22 @@ def test_new_weights_have_their_version_and_their_tokens(subject: Subject) -> No
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_request_may_be_drawn_by_two_versions(subject: Subject, mode: PauseMode) -> None:
-    whole = subject.engine.generate([request_of("whole", LONG)])[0]
-    with Background(subject.engine, "both") as running:
+    for running in attempts(subject.engine, "both"):
         subject.engine.pause(mode)
         version = subject.push(0.9)
         subject.engine.continue_generation()
-        [both] = running.future.result()
+        [both] = running.result()
+        if both.spans:
+            break
     assert (both.finish, len(both.token_ids), both.version) == ("length", 200, version - 1)
     old, new = both.spans
     assert (old.version, old.start, new.version, new.stop) == (version - 1, 0, version, 200)
     assert 0 < old.stop == new.start < 200
-    assert both.token_ids[: old.stop].tolist() == whole.token_ids[: old.stop].tolist()
-    assert both.token_ids[old.stop :].tolist() != whole.token_ids[old.stop :].tolist()
-    if mode == "retract" and "model" not in subject.lacks:
-        # what was drawn before is prefilled anew, so that the new weights alone decide
-        drawn = hf_logprobs(subject.model, request_of("", LONG).token_ids, both.token_ids, 1.0)[new.start :]
-        assert np.abs(both.logprobs[new.start :] - drawn.numpy()).max() < CLOSE
+    if "model" not in subject.lacks:
+        expected = hf_logprobs(subject.model, request_of("", LONG).token_ids, both.token_ids, 1.0).numpy()
+        assert np.abs(both.logprobs - expected)[: old.stop].max() > CLOSE  # other weights drew these
+        if mode == "retract":  # what was drawn before is prefilled anew, so that the new weights alone decide
+            assert np.abs(both.logprobs - expected)[new.start :].max() < CLOSE
 
 
 def test_released_memory_comes_back(subject: Subject) -> None:
@@ -225,13 +236,14 @@ BAD = {
 
 def test_bad_requests_are_refused_and_harm_nobody(subject: Subject) -> None:
     whole = tokens_of(subject.engine.generate([request_of("whole", LONG)]))
-    with Background(subject.engine, "unharmed") as running:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(subject.engine.generate, [request_of("unharmed", LONG)])
         for what, bad in BAD.items():
             if "model" in subject.lacks and what.split()[-1] in ("long", "temperature", "top_p"):
                 continue  # of no interest to one that draws numbers
             with pytest.raises((EngineError, EngineFault, ValueError)):
                 subject.engine.generate([bad])
-        assert tokens_of(running.future.result()) == whole
+        assert tokens_of(running.result()) == whole
 
 
 def test_an_incomplete_update_is_told(subject: Subject) -> None:
