@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.matrix-installed
 
-.PHONY: setup setup-browser quickstart test test-fast lint type bench
+SGLANG_VENV := .venv-sglang
+
+.PHONY: setup setup-browser quickstart test test-fast test-sglang lint type bench
 
 setup: $(STAMP)
 
@@ -30,6 +32,12 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not slow"
+
+# With real SGLang and its router, which live in an environment of their own: two gigabytes, once.
+test-sglang: setup
+	$(BIN)/python tools/sglang/provision.py --into $(SGLANG_VENV)
+	MEGARL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG_VENV)/bin/python OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest tests/conformance tests/sglang
 
 lint: setup
 	$(BIN)/ruff check .

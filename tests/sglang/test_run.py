@@ -72,20 +72,38 @@ def drawn(directory: Path) -> dict[int, list[dict[str, Any]]]:
     return by_version
 
 
-def check_against(model: torch.nn.Module, samples: list[dict[str, Any]]) -> float:
-    """The largest gap between log-probs; greedy samples must be the model's likeliest tokens."""
-    largest = 0.0
+def trained(outcome: Outcome, version: int, directory: Path) -> torch.nn.Module:
+    """The trainer's weights of that version, in a model that is neither the trainer's nor the engine's."""
+    export_checkpoint(outcome.directory, version, directory / f"version_{version}")
+    model = AutoModelForCausalLM.from_pretrained(directory / f"version_{version}", dtype=torch.float32)
+    return model.eval()
+
+
+def logprobs_of(model: torch.nn.Module, sample: dict[str, Any]) -> torch.Tensor:
+    """Of every token, at the places of the response."""
+    own = torch.tensor(sample["mask"]).bool()[1:]
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([sample["tokens"]])).logits[0, :-1]
+    return logits[own].log_softmax(-1)
+
+
+def response_of(sample: dict[str, Any]) -> torch.Tensor:
+    return torch.tensor([token for token, own in zip(sample["tokens"], sample["mask"], strict=True) if own])
+
+
+def largest_gap(model: torch.nn.Module, samples: list[dict[str, Any]]) -> float:
+    gaps = []
     for sample in samples:
-        tokens = torch.tensor(sample["tokens"])
-        own = torch.tensor(sample["mask"]).bool()[1:]
-        with torch.no_grad():
-            logprobs = model(tokens[None]).logits[0, :-1].float().log_softmax(-1)
-        theirs = torch.tensor(sample["logprobs"])[1:][own]
-        ours = logprobs.gather(1, tokens[1:, None])[:, 0][own]
-        largest = max(largest, (ours - theirs).abs().max().item())
+        theirs = torch.tensor([x for x, own in zip(sample["logprobs"], sample["mask"], strict=True) if own])
+        ours = logprobs_of(model, sample).gather(1, response_of(sample)[:, None])[:, 0]
+        gaps.append((ours - theirs).abs().max().item())
+    return max(gaps)
+
+
+def require_greedy(model: torch.nn.Module, samples: list[dict[str, Any]]) -> None:
+    for sample in samples:
         if sample["kind"] == "greedy":
-            assert torch.equal(logprobs.argmax(-1)[own], tokens[1:][own])
-    return largest
+            assert torch.equal(logprobs_of(model, sample).argmax(-1), response_of(sample))
 
 
 @pytest.mark.parametrize(
@@ -110,26 +128,22 @@ def test_every_push_arrives(transport: str, settings: tuple[str, ...], tmp_path:
         assert metrics["actor/grad_norm"] > 0
         assert metrics["engine/num_rejected"] == metrics["engine/num_retries"] == metrics["engine/num_restarts"] == 0
     by_version = drawn(tmp_path)
-    for version in range(NUM_WARMUP_STEPS, last + 1):
+    versions = range(NUM_WARMUP_STEPS, last + 1)
+    models = {version: trained(outcome, version, tmp_path) for version in versions}
+    for version in versions:
         samples = by_version[version]
         assert {sample["kind"] for sample in samples} == ({"drawn", "greedy"} if version < last else {"greedy"})
-        exported = tmp_path / f"version_{version}"
-        export_checkpoint(outcome.directory, version, exported)
-        model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).eval()
-        assert check_against(model, samples) < TOLERANCE
-        if version > NUM_WARMUP_STEPS:  # so that weights which did not arrive would be seen
-            assert check_drift(previous, samples) > TOLERANCE
-        previous = model
+        gap = largest_gap(models[version], samples)
+        assert gap < TOLERANCE
+        require_greedy(models[version], samples)
+        if version > NUM_WARMUP_STEPS:  # weights that did not arrive would be seen
+            assert largest_gap(models[version - 1], samples) > TOLERANCE
     check_remains(outcome, tmp_path)
-
-
-def check_drift(model: torch.nn.Module, samples: list[dict[str, Any]]) -> float:
-    return check_against(model, [{**sample, "kind": "drawn"} for sample in samples])
 
 
 def check_remains(outcome: Outcome, directory: Path) -> None:
     """No key in any log, and no server is left."""
     for log in (outcome.directory / "logs").glob("*.log"):
         assert not re.search(r"api_key['\"]?[:=]\s*['\"][A-Za-z0-9_-]{20,}", log.read_text(errors="replace")), log
-    left = [process for process in psutil.process_iter(["cmdline"]) if str(directory) in str(process.info["cmdline"])]
+    left = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(directory)]
     assert left == []

@@ -46,9 +46,7 @@ def request(num_tokens: int = 12, name: str = "r") -> GenerationRequest:
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_every_bit_arrives_and_is_served(
-    road: str, servers: dict[str, Process], world: World, tmp_path: Path
-) -> None:
+def test_every_bit_arrives_and_is_served(road: str, servers: dict[str, Process], world: World, tmp_path: Path) -> None:
     with pusher(list(servers), ROADS[road](tmp_path), world) as trainer:
         for version in (7, 8):
             trainer.change()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
@@ -23,6 +24,7 @@ _CONTROL_SECONDS = 120.0
 _OK = 200
 _SEED_BITS = 63  # what SGLang keeps of a seed: a non-negative int64
 _NONCE_BYTES = 6
+_MAX_MESSAGE = 300
 _ANSWERED_IN_WORDS = ("/flush_cache",)
 
 Key = Secret | str | None
@@ -128,7 +130,7 @@ class EngineClient:
             return None
         answer = await self._json("POST", f"{self._url}{route}", self._admin_key, body, timeout)
         if isinstance(answer, Mapping) and answer.get("success") is False:
-            raise EngineFault("refused", f"{route}: {excerpt(self._scrubbed(str(answer.get('message', ''))))}")
+            raise EngineFault("refused", f"{route}: {_quoted(self._scrubbed(str(answer.get('message', ''))))}")
         return answer
 
     async def is_healthy(self, timeout: float) -> bool:
@@ -213,7 +215,7 @@ class EngineClient:
             raise EngineFault("garbled", excerpt(self._scrubbed(str(error) or type(error).__name__))) from None
         text = data.decode("utf-8", errors="replace")
         if status != _OK:
-            raise EngineFault("refused", f"HTTP {status}: {excerpt(self._scrubbed(text))}", status=status)
+            raise EngineFault("refused", f"HTTP {status}: {_quoted(self._scrubbed(_message(text)))}", status=status)
         return text
 
     def _scrubbed(self, text: str) -> str:
@@ -248,6 +250,21 @@ def request_body(request: GenerationRequest, rid: str, with_experts: bool) -> di
         "stream": False,
     }
     return body | {"return_routed_experts": True} if with_experts else body
+
+
+def _message(text: str) -> str:
+    """What an answer that refuses says to people."""
+    with contextlib.suppress(ValueError, RecursionError):
+        tree = json.loads(text)
+        for inner in (tree, tree.get("error") if isinstance(tree, Mapping) else None):
+            if isinstance(inner, Mapping) and isinstance(inner.get("message"), str):
+                return str(inner["message"])
+    return text
+
+
+def _quoted(message: str) -> str:
+    """On one line, and short; but a server that explains itself is heard out."""
+    return repr(message[:_MAX_MESSAGE])
 
 
 def _secret(key: Key) -> Secret | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import shutil
 import tempfile
@@ -10,27 +11,33 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from megarl.core.engine_fault import EngineFault
 from megarl.core.loop_thread import LoopThread
-from megarl.core.protocols import EnginePart, Generation, GenerationRequest, PauseMode, RemoteEngine
+from megarl.core.protocols import EnginePart, Generation, GenerationRequest, PauseMode
+from megarl.core.version_directory import INDEX, MANIFEST
+from megarl.generation.http.client import EngineClient
 
 _UPDATE_SECONDS = 600.0
 
 
 class HttpEngine:
-    """An `Engine` on top of a `RemoteEngine`. New weights travel through files that the server must be able to read."""
+    """An `Engine` on top of a server. New weights travel through files that the server must be able to read."""
 
-    def __init__(self, remote: RemoteEngine, model_directory: Path, timeout_seconds: float = 600.0) -> None:
+    def __init__(self, remote: EngineClient, model_directory: Path, timeout_seconds: float = 600.0) -> None:
         self._remote = remote
         # holds config.json; SGLang wants it beside the weights
         self._model_directory = model_directory
         self._timeout_seconds = timeout_seconds
         self._thread = LoopThread("http-engine")
+        # requests that were paused in place need the cache; all others must not find what old weights computed
+        self._keeps_cache = False
         # the files of the running update; None when no update is running
         self._files: Path | None = None
-        self._index: dict[str, str] = {}
+        # parameter -> its file, and what is known of each file
+        self._file_of: dict[str, str] = {}
+        self._written: dict[str, dict[str, int | str]] = {}
 
     @property
     def version(self) -> int:
@@ -48,33 +55,46 @@ class HttpEngine:
     def pause(self, mode: PauseMode) -> None:
         """Draw nothing until `continue_generation`; new requests wait."""
         self._thread.run(self._remote.pause(mode))
+        self._keeps_cache = mode == "in_place"
 
     def continue_generation(self) -> None:
         """Go on; nothing happens if the engine is not paused."""
         self._thread.run(self._remote.continue_generation())
+        self._keeps_cache = False
 
     def begin_weight_update(self) -> None:
         """Buckets are collected in files from here on."""
         if self._files is not None:
             raise EngineFault("refused", "a weight update is already running")
         self._files = Path(tempfile.mkdtemp(prefix="megarl-weights-"))
-        self._index = {}
+        self._file_of, self._written = {}, {}
         shutil.copy(self._model_directory / "config.json", self._files)
 
     def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write a bucket to a file of its own; nothing of it stays in memory."""
         files = self._running_update()
         bucket = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors}
-        shard = f"model-{len(set(self._index.values())):05d}.safetensors"
-        save_file(bucket, files / shard, metadata={"format": "pt"})
-        self._index.update(dict.fromkeys(bucket, shard))
+        data = save(bucket, metadata={"format": "pt"})
+        file = f"model-{len(self._written):05d}.safetensors"
+        (files / file).write_bytes(data)
+        self._written[file] = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        self._file_of.update(dict.fromkeys(bucket, file))
 
     def end_weight_update(self, version: int) -> None:
         """The server reads the files and serves them under their version."""
         files = self._running_update()
-        index = {"metadata": {}, "weight_map": self._index}
-        (files / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-        body = {"model_path": str(files), "load_format": "auto", "weight_version": str(version), "flush_cache": True}
+        trees = {
+            INDEX: {"metadata": {}, "weight_map": self._file_of},
+            MANIFEST: {"version": version, "files": self._written},
+        }
+        for name, tree in trees.items():
+            (files / name).write_text(json.dumps(tree), encoding="utf-8")
+        body = {
+            "model_path": str(files),
+            "load_format": "auto",
+            "weight_version": str(version),
+            "flush_cache": not self._keeps_cache,
+        }
         try:
             self._thread.run(self._remote.control("/update_weights_from_disk", body, _UPDATE_SECONDS))
         finally:
@@ -101,12 +121,18 @@ class HttpEngine:
         self._thread.run(self._remote.resume([part]))
 
     def close(self) -> None:
-        """End the thread. The server goes on."""
+        """End the connections and the thread. The server goes on."""
+        self._thread.run(self._remote.close())
         self._thread.close()
 
     async def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        work = (self._remote.generate(request, self._timeout_seconds) for request in requests)
-        return await asyncio.gather(*work)
+        work = [asyncio.create_task(self._remote.generate(request, self._timeout_seconds)) for request in requests]
+        try:
+            return await asyncio.gather(*work)
+        finally:
+            # after a failure nobody waits for the others
+            for task in work:
+                task.cancel()
 
     def _running_update(self) -> Path:
         if self._files is None:

@@ -199,7 +199,10 @@ def _in_url(host: str) -> str:
 def _is_alive(process: subprocess.Popen[bytes]) -> bool:
     if process.returncode is not None:
         return False
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:  # somebody else in this process waited for it
+        return False
 
 
 def _last_lines(log: Path, secrets: Sequence[Secret]) -> str:

@@ -19,7 +19,10 @@ def main() -> None:
         sys.exit(f"the kernel refuses to tie this process to its parent: errno {ctypes.get_errno()}")
     # The parent may have ended before the kernel knew of the wish.
     if os.getppid() == int(parent):
-        os.execv(program[0], program)
+        try:
+            os.execv(program[0], program)
+        except OSError as error:
+            sys.exit(f"{program[0]} cannot be run: {error.strerror}")
 
 
 if __name__ == "__main__":
