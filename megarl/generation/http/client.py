@@ -19,11 +19,11 @@ from megarl.core.protocols import EngineKind, EnginePart, Generation, Generation
 from megarl.core.secret import Secret, scrub
 from megarl.generation.http.answers import Asked, check_answer, read_version
 
+_PLACE_HEADER = "x-smg-target-worker"
 _CONTROL_SECONDS = 120.0
 _OK = 200
 _SEED_BITS = 63  # what SGLang keeps of a seed: a non-negative int64
 _NONCE_BYTES = 6
-_PLACE_HEADER = "x-smg-target-worker"
 _ANSWERED_IN_WORDS = ("/flush_cache",)
 
 Key = Secret | str | None
