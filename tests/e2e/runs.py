@@ -67,7 +67,14 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | extra
 
 
-def train(config: Path, directory: Path, *overrides: str, cwd: Path | None = None, fault: str | None = None) -> Outcome:
+def train(
+    config: Path,
+    directory: Path,
+    *overrides: str,
+    cwd: Path | None = None,
+    fault: str | None = None,
+    timeout_seconds: float = 300.0,
+) -> Outcome:
     """Run to the end and check that no process is left. ``fault`` is one of `core.faults`."""
     result = subprocess.run(
         command(config, directory, *overrides),
@@ -75,7 +82,7 @@ def train(config: Path, directory: Path, *overrides: str, cwd: Path | None = Non
         text=True,
         cwd=cwd or directory,
         env=environment(**({VARIABLE: fault} if fault else {})),
-        timeout=300,
+        timeout=timeout_seconds,
         check=False,
     )
     assert ranks_of(directory) == [], "a rank outlived the command"

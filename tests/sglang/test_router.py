@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
@@ -11,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
@@ -110,7 +110,8 @@ def ask(router: Router, url: str, times: int) -> list[str]:
 def test_it_passes_on_what_it_gets_under_the_workers_key(tmp_path: Path) -> None:
     with worker() as one, worker() as two, routed("start", [one.url, two.url], tmp_path / "router.log") as router:
         assert ask(router, one.url, 6) == ["length"] * 6
-        assert one.shown == two.shown == [f"Bearer {KEY.reveal()}"] * 3
+        assert one.shown == [f"Bearer {KEY.reveal()}"] * 6
+        assert two.shown == []
         assert router.road.key is not None
         for secret in (KEY, router.road.key):
             assert secret.reveal() not in (tmp_path / "router.log").read_text()
@@ -140,6 +141,24 @@ def test_it_neither_tries_again_nor_gives_a_worker_up(tmp_path: Path) -> None:
         assert ask(router, again.url, 3) == ["length"] * 3
 
 
+def test_every_request_gets_to_the_server_that_it_is_for(tmp_path: Path) -> None:
+    """Also while one of them is down: the others' requests are theirs."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker()) for _ in range(5)]
+        urls = [one.url for one in workers]
+        router = stack.enter_context(routed("start", urls, tmp_path / "router.log"))
+        for down in (None, workers[1]):
+            if down is not None:
+                down.shutdown()
+                down.server_close()
+            for number, one in enumerate(workers):
+                if one is not down:
+                    before = [len(other.shown) for other in workers]
+                    assert ask(router, one.url, 3) == ["length"] * 3
+                    before[number] += 3
+                    assert [len(other.shown) for other in workers] == before
+
+
 def test_one_that_is_there_is_told_and_then_forgets(tmp_path: Path) -> None:
     with worker() as one, worker() as two, routed("start", [one.url], tmp_path / "router.log") as theirs:
         key = theirs.road.key
@@ -154,21 +173,12 @@ def test_one_that_is_there_is_told_and_then_forgets(tmp_path: Path) -> None:
 
 
 def known(router: Router, url: str) -> bool:
-    """Whether it lists the worker, as soon as it has done what it was told."""
-    again = Router(router.road, None, KEY)
+    """Whether it lists the worker; it may take a moment to forget one."""
     for _ in range(100):
-        loop = LoopThread("asks")
-        listed = url in loop.run(_listed(again))
-        loop.close()
-        if not listed:
+        if url not in asyncio.run(router.workers()):
             return False
         threading.Event().wait(0.02)
     return True
-
-
-async def _listed(router: Router) -> dict[str, str]:
-    async with aiohttp.ClientSession() as session:
-        return await router._known(session)
 
 
 def test_a_worker_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def run(directory: Path, *overrides: str) -> Outcome:
         "generation.engine=sglang",
         f"generation.python={PYTHON}",
         *overrides,
+        timeout_seconds=900,
     )
 
 

@@ -20,6 +20,7 @@ from megarl.core.protocols import EngineKind, EnginePart, Generation, Generation
 from megarl.core.secret import Secret, scrub
 from megarl.generation.http.answers import Asked, check_answer, read_version
 
+_PLACE_HEADER = "x-smg-target-worker"
 _CONTROL_SECONDS = 120.0
 _OK = 200
 _SEED_BITS = 63  # what SGLang keeps of a seed: a non-negative int64
@@ -32,16 +33,18 @@ Key = Secret | str | None
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """An sglang-router that requests for generation take. It decides which server answers.
+    """An sglang-router that requests for generation take. It decides which server answers, unless ``places`` says so.
 
     All clients of its servers share one `Road`: a request that one of them sent can only be aborted at the server that
-    got it, and only the router knows which that is.
+    got it, and without places only the router knows which that is.
     """
 
     url: str
     key: Secret | None
     # request -> the names of its attempts that are under way
     running: dict[str, set[str]] = field(default_factory=dict)
+    # server -> its place in the router's list, if the router sends requests where it is told
+    places: dict[str, int] = field(default_factory=dict)
 
 
 class EngineClient:
@@ -63,8 +66,11 @@ class EngineClient:
         expert_shape: tuple[int, int] | None = None,
     ) -> None:
         self._url = url.rstrip("/")
+        self._generate_url = f"{road.url.rstrip('/') if road else self._url}/generate"
+        place = road.places.get(self._url) if road else None
+        self._way = {} if place is None else {_PLACE_HEADER: str(place)}
         # who answers, as far as can be known
-        self._answerer = road.url.rstrip("/") if road else self._url
+        self._answerer = road.url.rstrip("/") if road and place is None else self._url
         self._api_key = _secret(api_key)
         self._admin_key = _secret(admin_key) or self._api_key
         self._generate_key = road.key if road else self._api_key
@@ -92,7 +98,7 @@ class EngineClient:
         running.add(rid)
         try:
             body = request_body(request, rid, self._expert_shape is not None)
-            answer = await self._json("POST", f"{self._answerer}/generate", self._generate_key, body, timeout)
+            answer = await self._json("POST", self._generate_url, self._generate_key, body, timeout, self._way)
         finally:
             running.discard(rid)
             if not running:
@@ -185,9 +191,15 @@ class EngineClient:
         return session
 
     async def _json(
-        self, method: Literal["GET", "POST"], url: str, key: Secret | None, body: Any, timeout: float
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        key: Secret | None,
+        body: Any,
+        timeout: float,
+        way: Mapping[str, str] | None = None,
     ) -> Any:
-        text = await self._read(method, url, key, body, timeout)
+        text = await self._read(method, url, key, body, timeout, way)
         if not text.strip():
             return None
         try:
@@ -196,10 +208,16 @@ class EngineClient:
             raise EngineFault("garbled", f"the answer is not JSON: {excerpt(self._scrubbed(text))}") from None
 
     async def _read(
-        self, method: Literal["GET", "POST"], url: str, key: Secret | None, body: Any, timeout: float
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        key: Secret | None,
+        body: Any,
+        timeout: float,
+        way: Mapping[str, str] | None = None,
     ) -> str:
         """The text of an answer with status 200. A redirection is not followed: keys go nowhere else."""
-        headers = {} if key is None else {"Authorization": f"Bearer {key.reveal()}"}
+        headers = dict(way or {}) if key is None else {**(way or {}), "Authorization": f"Bearer {key.reveal()}"}
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
             async with self._session().request(

@@ -26,9 +26,9 @@ _CALL_SECONDS = 30.0
 _SECONDS_TO_LEAVE = 5.0
 _FIRST_ERROR = 300
 # The fleet decides who gets a request, how long it may take, whether it is tried again and who is ill. A router with an
-# opinion of its own would hide from it what the servers do.
+# opinion of its own would hide from it what the servers do. The policy is the one that obeys `Road.places`.
 _WITHOUT_OPINION = {
-    "policy": "round_robin",
+    "policy": "consistent_hashing",
     "disable_retries": True,
     "disable_circuit_breaker": True,
     "disable_health_check": True,
@@ -51,6 +51,15 @@ class Router:
     def add(self, workers: Sequence[str], timeout_seconds: float) -> None:
         """Tell it of the workers and wait until it knows all. Raises `EngineError` if it does not learn of them."""
         asyncio.run(self._add(workers, timeout_seconds))
+
+    def learn_places(self) -> None:
+        """From here on clients tell it where to send a request. Its workers must stay the same."""
+        self.road.places.update({worker: place for place, worker in enumerate(asyncio.run(self.workers()))})
+
+    async def workers(self) -> dict[str, str]:
+        """The workers that it lists, in its order: address -> name."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CALL_SECONDS)) as session:
+            return await self._known(session)
 
     def stop(self) -> None:
         """End it if it was started; else let it forget the workers that it was told of."""
@@ -81,7 +90,6 @@ class Router:
                 self._added |= {worker: known[worker] for worker in missing & known.keys()}
 
     async def _known(self, session: aiohttp.ClientSession) -> dict[str, str]:
-        """The workers that it lists: address -> name."""
         answer = await self._call(session, "GET", "/workers", None)
         try:
             return {str(worker["url"]).rstrip("/"): str(worker["id"]) for worker in answer["workers"]}
@@ -152,6 +160,7 @@ def start_router(
         known = [key for key in (road.key, worker_key) if key is not None]
         asyncio.run(wait_until_ready(road.url, process, log, timeout_seconds, known))
         router.add(workers, timeout_seconds)
+        router.learn_places()
     except BaseException:
         router.stop()
         raise
