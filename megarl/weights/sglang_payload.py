@@ -3,8 +3,8 @@
 This file writes such payloads and never reads one; nothing else in megarl does either (`tests/unit/test_structure.py`).
 
 From a GPU the payload holds handles of the memory. From a CPU it holds the bytes. torch could share CPU memory by name
-instead, but through a process of its own, ``torch_shm_manager``, which inherits our standard output and lives as long as
-the server that read from it: whoever waits for the end of our output would wait for the end of SGLang.
+instead, but through a process of its own, ``torch_shm_manager``, which inherits our standard output and lives as long
+as the server that read from it: whoever waits for the end of our output would wait for the end of SGLang.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Writer(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return _gpu_handle(value) if value.is_cuda else value.__reduce_ex__(2)
+            return _gpu_handle(value) if value.is_cuda else value.__reduce_ex__(2)  # type: ignore[no-untyped-call]
         if isinstance(value, torch.storage.TypedStorage):
-            return value.__reduce__()
+            return value.__reduce__()  # type: ignore[no-untyped-call]
         return NotImplemented
 
 

@@ -64,7 +64,7 @@ class TensorRoad:
         ]
         await of_each(servers, "a bucket", calls)
 
-    async def close(self, servers: Sequence[Server]) -> None:
+    async def close(self, _: Sequence[Server]) -> None:
         """Give the buffers back."""
         while self._buffers:
             self._buffers.pop().close()

@@ -23,14 +23,14 @@ from megarl.weights.servers import ServerTransport
 from tests.unit.embedded_models import VOCAB_SIZE, make_model, parameters_of
 
 SLOTS, LENGTH = 4, 96
-_KEY = "push-test-key"
+KEY = "push-test-key"
 
 
 class Client(EngineClient):
     """Of an embedded server."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, _KEY, _KEY, vocab_size=VOCAB_SIZE)
+        super().__init__(url, KEY, KEY, vocab_size=VOCAB_SIZE)
 
     async def kind(self) -> EngineKind:
         return EngineKind("embedded", (0, 1))
@@ -39,17 +39,18 @@ class Client(EngineClient):
 class Process:
     """A server process."""
 
-    def __init__(self, config: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], patch: str = "") -> None:
+        program = f"import sys\nfrom megarl.generation.embedded import serve\n{patch}\nsys.exit(serve.main())"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "megarl.generation.embedded.serve"],
+            [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environment or {})},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             text=True,
         )
         settings = {"model_config": dict(config), "num_slots": SLOTS, "max_sequence_length": LENGTH}
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(settings | {"api_key": _KEY, "admin_key": _KEY}) + "\n")
+        self.process.stdin.write(json.dumps(settings | {"api_key": KEY, "admin_key": KEY}) + "\n")
         self.process.stdin.flush()
 
     def url(self) -> str:
@@ -66,8 +67,10 @@ class Process:
 
 
 @contextmanager
-def running_servers(count: int, model: PreTrainedModel) -> Iterator[dict[str, Process]]:
-    processes = [Process(model.config.to_dict()) for _ in range(count)]
+def running_servers(count: int, model: PreTrainedModel, last_patch: str = "") -> Iterator[dict[str, Process]]:
+    """``last_patch``: Python that the last of them runs first, to be worse than it should."""
+    patches = [""] * (count - 1) + [last_patch]
+    processes = [Process(model.config.to_dict(), patch) for patch in patches]
     try:
         yield {process.url(): process for process in processes}
     finally:
