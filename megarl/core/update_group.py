@@ -53,8 +53,13 @@ class UpdateGroup:
         if group is None:
             raise RuntimeError("the group was abandoned")
         works = [group.broadcast([tensor], options) for tensor in tensors]
-        for work in works:
-            work.wait()
+        try:
+            while works:
+                works.pop(0).wait()
+        finally:
+            # An error keeps this frame; what it held would keep the group, and the others would wait for it to close.
+            works.clear()
+            group = None
 
     def abandon(self) -> None:
         """Leave without a word; the others' calls fail as soon as no call of ours is running any more."""

@@ -110,7 +110,12 @@ class BroadcastRoad:
         self, ours: asyncio.Future[Any], servers: Sequence[Server], what: str, calls: Sequence[Awaitable[Any]]
     ) -> bool:
         """Whether the servers' calls and our own side of it succeeded; if not, whoever is to blame has a problem."""
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        told = [asyncio.ensure_future(call) for call in calls]
+        done, _ = await asyncio.wait(told, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.exception() for task in done) and self._group is not None:
+            # the others may wait for what will never come; this wakes them
+            self._group.abandon()
+        results = await asyncio.gather(*told, return_exceptions=True)
         faults = {server: fault for server, fault in zip(servers, results, strict=True) if fault is not None}
         faults = {server: fault for server, fault in faults.items() if isinstance(fault, BaseException)}
         if not faults:

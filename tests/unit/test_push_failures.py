@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,9 +99,8 @@ def test_a_server_that_dies_half_way_spoils_nothing(
 
 def test_a_server_that_hangs_is_given_up(servers: dict[str, Process], world: World) -> None:
     first, second = servers
-    stop = lambda: servers[second].process.send_signal(signal.SIGSTOP)  # noqa: E731
     with pusher([first, second], TensorRoad(2, _BUCKET), world) as trainer:
-        trainer.clients[second] = Doomed(second, 2, stop)
+        trainer.clients[second] = Doomed(second, 2, servers[second].stop)
         trainer.transport.push(2)
         assert "timeout" in check_only_one_is_blamed(trainer, 2, first, second)
 
