@@ -15,27 +15,30 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 GroupBackend = Literal["gloo", "nccl"]
 _DEVICE_OF: dict[str, str] = {"gloo": "cpu", "nccl": "cuda"}
 
 
 class UpdateGroup:
-    """One member's end of the group. Its calls block, at most for the store's timeout; a member that dies ends the
+    """One member's end of the group. Its calls block, at most for the timeout; a member that dies ends the
     others' calls at once, one that only hangs does not.
     """
 
-    def __init__(self, store: dist.Store, name: str, rank: int, size: int, backend: GroupBackend) -> None:
-        """Meets the others: returns when all are there, raises `RuntimeError` when the store's timeout is over."""
+    def __init__(
+        self, store: Store, name: str, rank: int, size: int, backend: GroupBackend, timeout_seconds: float
+    ) -> None:
+        """Meets the others: returns when all are there, raises `RuntimeError` when one does not come in time."""
         for prefix in (name, f"{name}/", f"{_DEVICE_OF[backend]}/"):
-            store = dist.PrefixStore(prefix, store)
+            store = PrefixStore(prefix, store)
         self._store = store
         self._device = torch.device(_DEVICE_OF[backend])
         self._group: Any
         if backend == "gloo":
-            self._group = dist.ProcessGroupGloo(store, rank, size, store.timeout)
+            self._group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_seconds))
         else:  # has not been run on a GPU yet
-            self._group = dist.ProcessGroupNCCL(store, rank, size)
+            self._group = dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())
 
     @property
     def device(self) -> torch.device:
@@ -50,20 +53,25 @@ class UpdateGroup:
         if group is None:
             raise RuntimeError("the group was abandoned")
         works = [group.broadcast([tensor], options) for tensor in tensors]
-        for work in works:
-            work.wait()
+        try:
+            while works:
+                works.pop(0).wait()
+        finally:
+            # An error keeps this frame; what it held would keep the group, and the others would wait for it to close.
+            works.clear()
+            group = None
 
     def abandon(self) -> None:
         """Leave without a word; the others' calls fail as soon as no call of ours is running any more."""
         self._group = None
 
 
-def open_store(address: str, timeout_seconds: float) -> tuple[dist.TCPStore, int]:
+def open_store(address: str, timeout_seconds: float) -> tuple[TCPStore, int]:
     """The store of rank 0, which listens at this address alone, and its port."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     listener.bind((address, 0))
     port: int = listener.getsockname()[1]
-    store = dist.TCPStore(
+    store = TCPStore(
         address,
         port,
         is_master=True,
@@ -74,10 +82,10 @@ def open_store(address: str, timeout_seconds: float) -> tuple[dist.TCPStore, int
     return store, port
 
 
-def reach_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStore:
+def reach_store(address: str, port: int, timeout_seconds: float) -> TCPStore:
     """The same store, seen by an engine."""
     timeout = timedelta(seconds=timeout_seconds)
-    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def address_towards(url: str) -> str:

@@ -41,7 +41,7 @@ class BroadcastRoad:
         # holds the meeting point open; engines reach it through the group
         self._store: Any = None
 
-    def load(self, bucket: Sequence[NamedTensor], servers: Sequence[Server]) -> list[NamedTensor]:
+    def load(self, bucket: Sequence[NamedTensor], _: Sequence[Server]) -> list[NamedTensor]:
         """Tensors travel from where they are."""
         return [(name, tensor.detach().contiguous()) for name, tensor in bucket]
 
@@ -72,10 +72,13 @@ class BroadcastRoad:
                 f"weights.transport=broadcast would send weights in the clear over the public address {address}.\n"
                 "Reach the servers by a private network, or write weights.transport=disk.",
             )
-        store, port = open_store(address, 0.9 * self.timeout_seconds)
+        # our own side gives up before the servers' calls do, so that they can tell why
+        timeout = 0.9 * self.timeout_seconds
+        store, port = open_store(address, timeout)
         self._store, self._name = store, f"megarl-{secrets.token_hex(4)}"
+        name = self._name
         size = 1 + sum(server.kind.tp_size for server in servers)
-        ours = _in_thread(lambda: UpdateGroup(store, self._name, 0, size, self._backend))
+        ours = _in_thread(lambda: UpdateGroup(store, name, 0, size, self._backend, timeout))
         calls, offset = [], 1
         for server in servers:
             meeting = {
@@ -107,7 +110,12 @@ class BroadcastRoad:
         self, ours: asyncio.Future[Any], servers: Sequence[Server], what: str, calls: Sequence[Awaitable[Any]]
     ) -> bool:
         """Whether the servers' calls and our own side of it succeeded; if not, whoever is to blame has a problem."""
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        told = [asyncio.ensure_future(call) for call in calls]
+        done, _ = await asyncio.wait(told, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.exception() for task in done) and self._group is not None:
+            # the others may wait for what will never come; this wakes them
+            self._group.abandon()
+        results = await asyncio.gather(*told, return_exceptions=True)
         faults = {server: fault for server, fault in zip(servers, results, strict=True) if fault is not None}
         faults = {server: fault for server, fault in faults.items() if isinstance(fault, BaseException)}
         if not faults:

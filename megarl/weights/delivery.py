@@ -22,8 +22,8 @@ _SESSIONS_SINCE = (0, 5, 21)
 
 
 class Delivery:
-    """Its calls never raise: what goes wrong becomes the problem of the servers that it concerns, and what is wrong with
-    the road itself, like a full disk, is kept in ``error``. So the trainer can always export to the end.
+    """Its calls never raise: what goes wrong becomes the problem of the servers that it concerns, and what is wrong
+    with the road itself, like a full disk, is kept in ``error``. So the trainer can always export to the end.
     """
 
     def __init__(self, servers: Sequence[Server], road: Road, attestor: Attestor, loop: LoopThread) -> None:

@@ -50,7 +50,7 @@ class DiskRoad:
         self._num_bytes = 0
         self._version: Path | None = None
 
-    def load(self, bucket: Sequence[NamedTensor], servers: Sequence[Server]) -> None:
+    def load(self, bucket: Sequence[NamedTensor], _: Sequence[Server]) -> None:
         """Write the bucket's file and wait until it is on the disk."""
         try:
             if self._staging is None:
@@ -63,7 +63,7 @@ class DiskRoad:
         except OSError as error:
             raise self._refused(error) from error
 
-    async def carry(self, parcel: None, servers: Sequence[Server], version: str | None) -> None:
+    async def carry(self, _: None, servers: Sequence[Server], version: str | None) -> None:
         """Nothing but with the last bucket: then the directory appears, and all servers read it."""
         if version is None:
             return
@@ -133,10 +133,10 @@ def _write_tensors(path: Path, tensors: Sequence[NamedTensor]) -> dict[str, Any]
     digest = hashlib.sha256()
     size = 0
     with path.open("xb") as file:
-        for part in (len(text).to_bytes(8, "little"), text, *(_bytes_of(tensor) for _, tensor in tensors)):
+        parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
+        for part in [*parts, *(_bytes_of(tensor) for _, tensor in tensors)]:
             digest.update(part)
-            file.write(part)
-            size += len(part)
+            size += file.write(part)
         file.flush()
         os.fsync(file.fileno())
     return {"num_bytes": size, "sha256": digest.hexdigest()}

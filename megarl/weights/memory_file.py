@@ -1,7 +1,8 @@
 """Memory that another process on this machine can open by name, and that vanishes with the process that made it.
 
-It is an anonymous file of the kernel: there is no directory entry that could be left behind, not even by SIGKILL. Others
-of the same user open it as ``/proc/PID/fd/N``. It is sealed against shrinking, so that a reader's mapping stays valid.
+It is an anonymous file of the kernel: there is no directory entry that could be left behind, not even by SIGKILL.
+Others of the same user open it as ``/proc/PID/fd/N``. It is sealed against shrinking, so that a reader's mapping stays
+valid.
 """
 
 from __future__ import annotations

@@ -72,13 +72,13 @@ class Road(Protocol):
     # engines take buckets as they come, inside an update session; otherwise all at once with the last one
     streams: bool
 
-    def load(self, bucket: Sequence[NamedTensor], servers: Sequence[Server]) -> Any:
+    def load(self, bucket: Sequence[NamedTensor], servers: Sequence[Server], /) -> Any:
         """Make a bucket ready to be carried. What was loaded two calls ago has been carried."""
 
-    async def carry(self, parcel: Any, servers: Sequence[Server], version: str | None) -> None:
+    async def carry(self, parcel: Any, servers: Sequence[Server], version: str | None, /) -> None:
         """Bring what was loaded to all servers, the version with the last. Failures become the servers' problems."""
 
-    async def close(self, servers: Sequence[Server]) -> None:
+    async def close(self, servers: Sequence[Server], /) -> None:
         """The push is over, well or not: give back what it took."""
 
 

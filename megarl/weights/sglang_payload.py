@@ -1,75 +1,56 @@
-"""Tensors in the form that SGLang's ``/update_weights_from_tensor`` wants.
+"""Tensors in the form that SGLang's ``/update_weights_from_tensor`` wants: a pickle, which leaves no choice here.
 
-That form is a pickle which holds no data, only where the data is: the name of a shared memory file, or a CUDA handle.
-SGLang leaves no choice here. This file writes such payloads and never reads one; nothing else in megarl does either
-(`tests/unit/test_structure.py`).
+This file writes such payloads and never reads one; nothing else in megarl does either (`tests/unit/test_structure.py`).
+
+From a GPU the payload holds handles of the memory. From a CPU it holds the bytes. torch could share CPU memory by name
+instead, but through a process of its own, ``torch_shm_manager``, which inherits our standard output and lives as long
+as the server that read from it: whoever waits for the end of our output would wait for the end of SGLang.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as shared
 from torch.multiprocessing import reductions
 
-from megarl.core.bucket import NamedTensor, lay_out, pack, unpack
+from megarl.core.bucket import NamedTensor
 
-# of the device's number in what torch writes for a CUDA tensor
+# the place of the device's number in what torch writes for a CUDA tensor
 _DEVICE_ARGUMENT = 6
 
 
-class SglangPayload:
-    """One bucket, shared. `text` must be asked once for every process that will read it: a payload is single-use."""
+def write_payload(tensors: Sequence[NamedTensor]) -> str:
+    """The payload for one process. With tensors on a GPU it can be read once, and they must be kept until then."""
+    written = io.BytesIO()
+    # a view would bring the whole storage that it looks at
+    _Writer(written).dump([(name, tensor if tensor.is_cuda else _alone(tensor)) for name, tensor in tensors])
+    return base64.b64encode(written.getbuffer()).decode()
 
-    def __init__(self, tensors: Sequence[NamedTensor]) -> None:
-        if tensors[0][1].is_cuda:
-            self._tensors = list(tensors)
-            self._file: Path | None = None
-            return
-        pieces, num_bytes = lay_out(tensors)
-        with _shared_by_name():
-            flat = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
-            self._file = Path("/dev/shm") / flat.untyped_storage()._share_filename_cpu_()[1].decode().lstrip("/")
-        pack(tensors, pieces, flat)
-        self._tensors = unpack(pieces, flat)
 
-    def text(self) -> str:
-        """For one process. The payload must be kept until that process has answered."""
-        written = io.BytesIO()
-        with _shared_by_name():
-            _Writer(written).dump(self._tensors)
-        return base64.b64encode(written.getvalue()).decode()
-
-    @property
-    def file(self) -> Path | None:
-        """What stays in the file system if a process dies with its payload unread; nothing on CUDA."""
-        return self._file
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    is_whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
 class _Writer(ForkingPickler):
-    """Names a CUDA device by its UUID: SGLang may number devices differently. Has not been run on a GPU yet."""
+    """Handles for what is on a GPU, bytes for the rest."""
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_cuda:
-            return NotImplemented
-        function, arguments = reductions.reduce_tensor(value)
-        uuid = str(torch.cuda.get_device_properties(value.device).uuid)
-        return function, (*arguments[:_DEVICE_ARGUMENT], uuid, *arguments[_DEVICE_ARGUMENT + 1 :])
+        if isinstance(value, torch.Tensor):
+            return _gpu_handle(value) if value.is_cuda else value.__reduce_ex__(2)  # type: ignore[no-untyped-call]
+        if isinstance(value, torch.storage.TypedStorage):
+            return value.__reduce__()  # type: ignore[no-untyped-call]
+        return NotImplemented
 
 
-@contextlib.contextmanager
-def _shared_by_name() -> Iterator[None]:
-    """Torch's usual way hands over file descriptors, which only relatives of this process can take."""
-    before = shared.get_sharing_strategy()
-    shared.set_sharing_strategy("file_system")
-    try:
-        yield
-    finally:
-        shared.set_sharing_strategy(before)
+def _gpu_handle(tensor: torch.Tensor) -> Any:
+    """Names the device by its UUID: SGLang may number devices differently. Has not been run on a GPU yet."""
+    function, arguments = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
+    return function, (*arguments[:_DEVICE_ARGUMENT], uuid, *arguments[_DEVICE_ARGUMENT + 1 :])

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from megarl.core.bucket import NamedTensor, lay_out, pack
 from megarl.weights.memory_file import MemoryFile
 from megarl.weights.road import Server, of_each, update_options
-from megarl.weights.sglang_payload import SglangPayload
+from megarl.weights.sglang_payload import write_payload
 
 SHARED_MEMORY = "megarl_shared_memory"
 # the fastest of those that tools/bench/push_speed.py tries
@@ -25,7 +24,8 @@ class _Parcel:
     """One bucket, as each server wants it."""
 
     bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
-    payload: SglangPayload | None = None
+    # kept until all have answered: handles of GPU memory do not keep it
+    tensors: Sequence[NamedTensor] = ()
 
 
 class TensorRoad:
@@ -37,22 +37,19 @@ class TensorRoad:
         self.bucket_bytes = bucket_bytes
         self.timeout_seconds = timeout_seconds
         self._buffers: list[MemoryFile] = []
-        # files of payloads that a lost SGLang server may not have read
-        self._orphans: list[Path] = []
 
     def load(self, bucket: Sequence[NamedTensor], servers: Sequence[Server]) -> _Parcel:
         """Put the bucket into shared memory."""
-        parcel = _Parcel()
+        parcel = _Parcel(tensors=bucket)
         embedded = [server for server in servers if server.kind.name == "embedded"]
         if embedded:
             body = self._fill(bucket)
             parcel.bodies |= {server.engine.url: body for server in embedded}
-        if len(embedded) < len(servers):
-            parcel.payload = SglangPayload(bucket)
-            for server in servers:
-                if server.kind.name == "sglang":
-                    texts = [parcel.payload.text() for _ in range(server.kind.tp_size)]
-                    parcel.bodies[server.engine.url] = {"serialized_named_tensors": texts, "load_format": None}
+        for server in servers:
+            if server.kind.name == "sglang":
+                # every rank of the server reads its own
+                texts = [write_payload(bucket) for _ in range(server.kind.tp_size)]
+                parcel.bodies[server.engine.url] = {"serialized_named_tensors": texts, "load_format": None}
         return parcel
 
     async def carry(self, parcel: _Parcel, servers: Sequence[Server], version: str | None) -> None:
@@ -66,15 +63,11 @@ class TensorRoad:
             for server in servers
         ]
         await of_each(servers, "a bucket", calls)
-        if parcel.payload is not None and parcel.payload.file and any(server.is_lost for server in servers):
-            self._orphans.append(parcel.payload.file)
 
-    async def close(self, servers: Sequence[Server]) -> None:
+    async def close(self, _: Sequence[Server]) -> None:
         """Give the buffers back."""
         while self._buffers:
             self._buffers.pop().close()
-        while self._orphans:
-            self._orphans.pop().unlink(missing_ok=True)
 
     def _fill(self, bucket: Sequence[NamedTensor]) -> dict[str, Any]:
         """Copy the bucket into the buffer that was not used last; the manifest for it."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import multiprocessing
 import os
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -17,57 +21,79 @@ from megarl.core.checksum import combine, tensor_checksum
 from megarl.core.loop_thread import LoopThread
 from megarl.core.protocols import EngineKind
 from megarl.core.world import World
+from megarl.generation.embedded import serve
 from megarl.generation.http.client import EngineClient
 from megarl.weights.road import Road
 from megarl.weights.servers import ServerTransport
 from tests.unit.embedded_models import VOCAB_SIZE, make_model, parameters_of
 
 SLOTS, LENGTH = 4, 96
-_KEY = "push-test-key"
+_CONTEXT = multiprocessing.get_context("forkserver")
+# beside what other tests want: all of one test process share one fork server
+_CONTEXT.set_forkserver_preload([*forkserver._forkserver._preload_modules, "tests.unit.push_servers"])
+KEY = "push-test-key"
 
 
 class Client(EngineClient):
     """Of an embedded server."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, _KEY, _KEY, vocab_size=VOCAB_SIZE)
+        super().__init__(url, KEY, KEY, vocab_size=VOCAB_SIZE)
 
     async def kind(self) -> EngineKind:
         return EngineKind("embedded", (0, 1))
 
 
 class Process:
-    """A server process."""
+    """A server process, forked from one that has imported torch already."""
 
-    def __init__(self, config: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "megarl.generation.embedded.serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environment or {})},
-            text=True,
-        )
+    def __init__(self, config: Mapping[str, Any], patch: str = "") -> None:
         settings = {"model_config": dict(config), "num_slots": SLOTS, "max_sequence_length": LENGTH}
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(settings | {"api_key": _KEY, "admin_key": _KEY}) + "\n")
-        self.process.stdin.flush()
+        line = json.dumps(settings | {"api_key": KEY, "admin_key": KEY})
+        self._pipe, theirs = _CONTEXT.Pipe(duplex=False)
+        self.process = _CONTEXT.Process(target=_serve, args=(line, patch, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
 
     def url(self) -> str:
         """Where it listens, once it does."""
-        assert self.process.stdout is not None
-        return f"http://127.0.0.1:{json.loads(self.process.stdout.readline())['port']}"
+        return f"http://127.0.0.1:{json.loads(self._pipe.recv())['port']}"
+
+    def stop(self) -> None:
+        """Let it hang."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self.process.join()
+        self._pipe.close()
+
+
+class _Said(io.StringIO):
+    """What the server writes to its output, for the test."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def write(self, text: str) -> int:
+        self._pipe.send(text)
+        return len(text)
+
+
+def _serve(line: str, patch: str, pipe: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    exec(patch, {})
+    sys.stdin, sys.stdout = io.StringIO(line + "\n"), _Said(pipe)
+    sys.exit(serve.main())
 
 
 @contextmanager
-def running_servers(count: int, model: PreTrainedModel) -> Iterator[dict[str, Process]]:
-    processes = [Process(model.config.to_dict()) for _ in range(count)]
+def running_servers(count: int, model: PreTrainedModel, last_patch: str = "") -> Iterator[dict[str, Process]]:
+    """``last_patch``: Python that the last of them runs first, to be worse than it should."""
+    patches = [""] * (count - 1) + [last_patch]
+    processes = [Process(model.config.to_dict(), patch) for patch in patches]
     try:
         yield {process.url(): process for process in processes}
     finally:

@@ -46,7 +46,13 @@ FENCES: dict[str, tuple[str, ...]] = {
 FREE_OF_TORCH = ("megarl.config", "megarl.report", "megarl.cli", "megarl.__main__")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 8
 EMPTY_WORDS = ("utils", "misc", "helper", "common", "manager")
-PICKLING_MODULES = ("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
+PICKLING_MODULES = (
+    "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib",
+    "multiprocessing.reduction", "torch.multiprocessing",
+)  # fmt: skip
+# SGLang takes tensors as a pickle only. This file may write one; reading, which is what executes, it may not either.
+PICKLE_WRITER = "megarl.weights.sglang_payload"
+PICKLE_READERS = ("load", "loads", "Unpickler")
 UNSAFE_ATTRIBUTES = {
     "yaml": ("load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "Loader"),
     "torch": ("load",),
@@ -255,12 +261,14 @@ def empty_words(modules: dict[str, Module]) -> Iterator[str]:
 def unsafe_code(modules: dict[str, Module]) -> Iterator[str]:
     for module in modules.values():
         for found in imports_of(module, modules):
-            if inside(found.target, *PICKLING_MODULES):
+            if inside(found.target, *PICKLING_MODULES) and module.name != PICKLE_WRITER:
                 yield f"{module.place(found.line)}: imports {found.target}"
         for node in ast.walk(module.tree):
             line = getattr(node, "lineno", 0)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
                 yield f"{module.place(line)}: calls {node.func.id}"
+            elif module.name == PICKLE_WRITER and _name_of(node) in PICKLE_READERS:
+                yield f"{module.place(line)}: {_name_of(node)} reads a pickle"
             elif isinstance(node, ast.Attribute):
                 owner = node.value.id if isinstance(node.value, ast.Name) else ""
                 if node.attr in UNSAFE_ATTRIBUTES.get(owner, ()) or node.attr in OBJECT_COLLECTIVES:
@@ -297,6 +305,14 @@ def trusted_code(module: Module) -> Iterator[str]:
         attribute = isinstance(node, ast.Attribute) and node.attr == "trust_remote_code"
         if attribute or (named == "trust_remote_code" and id(node) not in off):
             yield f"{module.place(node.lineno)}: trust_remote_code"  # type: ignore[attr-defined]
+
+
+def _name_of(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.alias):
+        return node.name
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def prints(modules: dict[str, Module]) -> Iterator[str]:
@@ -368,6 +384,10 @@ PLANTED: list[tuple[Rule, str, str, str]] = [
     (empty_words, "core/x.py", "class RunManager: ...", "'RunManager'"),
     (empty_words, "core/x.py", "class A:\n    async def load_helper(self): ...", "megarl.core.x:2"),
     (unsafe_code, "core/x.py", "def f():\n    from pickle import loads", "imports pickle"),
+    (unsafe_code, "weights/x.py", "from multiprocessing.reduction import ForkingPickler", "multiprocessing.reduction"),
+    (unsafe_code, "weights/x.py", "import torch.multiprocessing as shared", "imports torch.multiprocessing"),
+    (unsafe_code, "weights/sglang_payload.py", "from pickle import loads", "loads reads a pickle"),
+    (unsafe_code, "weights/sglang_payload.py", "import pickle\npickle.Unpickler(f)", "Unpickler reads a pickle"),
     (unsafe_code, "core/x.py", "eval('1')", "calls eval"),
     (unsafe_code, "core/x.py", "exec('1')", "calls exec"),
     (unsafe_code, "core/x.py", "import yaml\nyaml.load('')", "yaml.load"),
@@ -412,6 +432,7 @@ def small_tree(tmp_path: Path) -> Path:
         "config/sglang_fields.py": "DECIDED_BY: dict[str, str] = {'trust_remote_code': ''}",
         "weights/sglang_payload.py": "from multiprocessing.reduction import ForkingPickler\nForkingPickler(x).dump(1)",
         "rewards/score.py": "",
+        "weights/sglang_payload.py": "from multiprocessing.reduction import ForkingPickler\nForkingPickler(f).dump(x)",
         "metrics/meter.py": "",
         "config/schema.py": "from megarl.core.errors import ConfigError",
         "core/errors.py": "",

@@ -1,7 +1,7 @@
 """Where a server's engine takes new weights from: SGLang's update routes, for the embedded engine.
 
-An update is a session. If anything in it fails it stays open, and the engine does not serve, until a session that begins
-anew is complete. What comes from outside is checked before the engine is touched: names and shapes by the engine itself.
+An update is a session. If anything in it fails it stays open, and the engine does not serve, until a session that
+begins anew is complete. What comes from outside is checked before it is used; names and shapes by the engine itself.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WeightReceiver:
         async with self._turn:
             await route(body)
 
-    async def _begin(self, body: Mapping[str, Any]) -> None:
+    async def _begin(self, _: Mapping[str, Any]) -> None:
         """Open a session. One that is open is forgotten: its sender died, or failed."""
         if self._is_open:
             self._stale |= self._arrived
@@ -88,7 +88,7 @@ class WeightReceiver:
             await self._call(self._engine.begin_weight_update)
         self._is_open, self._version, self._arrived = True, None, set()
 
-    async def _end(self, body: Mapping[str, Any]) -> None:
+    async def _end(self, _: Mapping[str, Any]) -> None:
         if not self._is_open:
             raise ValueError("no weight-update session is open; call begin_weight_update() first")
         version = self._version
@@ -130,7 +130,7 @@ class WeightReceiver:
 
         def join() -> UpdateGroup:
             store = reach_store(address, port, _GROUP_SECONDS)
-            return UpdateGroup(store, name, rank, size, "gloo" if backend == "gloo" else "nccl")
+            return UpdateGroup(store, name, rank, size, "gloo" if backend == "gloo" else "nccl", _GROUP_SECONDS)
 
         self._groups[name] = await asyncio.to_thread(join)
 
