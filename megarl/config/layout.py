@@ -30,7 +30,9 @@ def model_shape(config: RunConfig) -> ModelShape:
 
 def hf_config_of(config: RunConfig) -> dict[str, Any]:
     """The model's Hugging Face config, as a server of any kind reads it. Reads at most ``config.json``."""
-    given = read_hf_config(Path(config.model.path)) if config.model.path is not None else dict(config.model.config or {})
+    given = (
+        read_hf_config(Path(config.model.path)) if config.model.path is not None else dict(config.model.config or {})
+    )
     family = family_of(model_shape(config).architecture, POLICY_HEADS)
     assert family is not None, "checked with the configuration"
     return {"model_type": family.name, **given}

@@ -77,4 +77,3 @@ class InRankEngines:
 
     def close(self) -> None:
         """Nothing was started."""
-

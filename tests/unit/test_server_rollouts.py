@@ -98,12 +98,12 @@ class Numbers:
 
 
 def rollouts(world: World, servers: ScriptedServers, num_prompts: int = 3, **ahead: object) -> ServerRollouts:
-    def refresh(version: int, meter: Meter) -> None:  # noqa: ARG001
+    def refresh(version: int, meter: Meter) -> None:
         if version != servers.version:
             servers.log.append(("push", version))
             servers.version = version
 
-    def enter(phase: str, meter: Meter) -> nullcontext[None]:  # noqa: ARG001
+    def enter(phase: str, meter: Meter) -> nullcontext[None]:
         return nullcontext()
 
     plan = RolloutPlan(num_prompts, 2, PARAMS, 64, 7)

@@ -432,7 +432,6 @@ def small_tree(tmp_path: Path) -> Path:
         "config/sglang_fields.py": "DECIDED_BY: dict[str, str] = {'trust_remote_code': ''}",
         "weights/sglang_payload.py": "from multiprocessing.reduction import ForkingPickler\nForkingPickler(x).dump(1)",
         "rewards/score.py": "",
-        "weights/sglang_payload.py": "from multiprocessing.reduction import ForkingPickler\nForkingPickler(f).dump(x)",
         "metrics/meter.py": "",
         "config/schema.py": "from megarl.core.errors import ConfigError",
         "core/errors.py": "",
