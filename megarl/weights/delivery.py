@@ -102,6 +102,7 @@ class Delivery:
 
     async def _prepare(self, server: Server) -> None:
         """Nothing may be drawn from weights that are half new."""
+        server.is_paused = True
         await server.attempt("pause", server.engine.pause(self._mode))
         timeout = self._road.timeout_seconds
         # requests that were paused in place need the cache; all others must not find what old weights computed
@@ -137,7 +138,7 @@ class Delivery:
                 await server.attempt("continue", server.engine.continue_generation())
             if server.problem is None and not is_proven:
                 await server.attempt("the proof", self._attestor.while_serving(server, tally))
-        if server.problem is not None and not server.is_lost:
+        if server.problem is not None and server.is_paused and not server.is_lost:
             # It stays paused, for its weights are not to be trusted. What ran on it ends with what it has.
             with contextlib.suppress(EngineFault):
                 await server.engine.pause("in_place")

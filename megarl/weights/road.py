@@ -22,6 +22,8 @@ class Server:
         self.problem: str | None = None
         # it may be dead: SGLang dies of a payload that it cannot read. It is not spoken to again in this push.
         self.is_lost = False
+        # it was paused: its weights may have been touched from then on
+        self.is_paused = False
         # an update was begun and not ended
         self.is_open = False
         # it has the weights, and waits for the word to go on with its requests
