@@ -56,6 +56,7 @@ def make_request(name: str, number: int, source: np.random.Generator) -> Generat
     return GenerationRequest(f"{name}/{number}", prompt, int(source.integers(2**63)), params)
 
 
+@pytest.mark.slow
 def test_ten_thousand_bad_answers_give_no_sample(loop: LoopThread) -> None:
     source = np.random.default_rng(5)
     kinds = [kind for kind in HARMFUL if kind != "hang"]
