@@ -52,6 +52,7 @@ PICKLING_MODULES = (
 )  # fmt: skip
 # SGLang takes tensors as a pickle only. This file may write one; reading, which is what executes, it may not either.
 PICKLE_WRITER = "megarl.weights.sglang_payload"
+PICKLE_WRITER_NEEDS = ("multiprocessing.reduction", "torch.multiprocessing")
 PICKLE_READERS = ("load", "loads", "Unpickler")
 UNSAFE_ATTRIBUTES = {
     "yaml": ("load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "Loader"),
@@ -63,8 +64,6 @@ UNSAFE_ATTRIBUTES = {
 OBJECT_COLLECTIVES = (
     "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list", "send_object_list",
 )  # fmt: skip
-# The one place that may pickle: it writes, for SGLang, and reads nothing.
-PICKLE_WRITER = "megarl.weights.sglang_payload"
 # The one list that may name trust_remote_code: what `generation.sglang` must not set.
 REFUSED_OPTIONS = ("megarl.config.sglang_fields", "DECIDED_BY")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -261,7 +260,8 @@ def empty_words(modules: dict[str, Module]) -> Iterator[str]:
 def unsafe_code(modules: dict[str, Module]) -> Iterator[str]:
     for module in modules.values():
         for found in imports_of(module, modules):
-            if inside(found.target, *PICKLING_MODULES) and module.name != PICKLE_WRITER:
+            may_write = module.name == PICKLE_WRITER and inside(found.target, *PICKLE_WRITER_NEEDS)
+            if inside(found.target, *PICKLING_MODULES) and not may_write:
                 yield f"{module.place(found.line)}: imports {found.target}"
         for node in ast.walk(module.tree):
             line = getattr(node, "lineno", 0)
