@@ -247,8 +247,10 @@ class EmbeddedEngine:
         self._knocks.append(None)
         with self._condition:
             self._knocks.pop()
-            yield
-            self._condition.notify_all()
+            try:
+                yield
+            finally:  # also if the turn was refused: somebody made room for it, and waits
+                self._condition.notify_all()
 
     @property
     def _is_halted(self) -> bool:
