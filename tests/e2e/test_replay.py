@@ -66,10 +66,4 @@ def test_a_run_that_only_generates_records_what_a_training_run_can_use(tmp_path:
     replay = f"rollout.replay={drawn.directory / 'rollouts'}"
     trained = train(COIN_FLIP, tmp_path, *common, replay, "run.name=trained")
     assert trained.code == 0, trained.stderr
-    ages = [record["metrics"]["sample/staleness/max"] for record in ledger(trained)]
-    assert ages == [0, 1]  # the recording run's weights never moved
-
-
-def test_a_recording_that_is_too_short_is_named(tmp_path: Path, recorded: Outcome) -> None:
-    outcome = train(COIN_FLIP, tmp_path, *LONG, f"rollout.replay={recorded.directory / 'nowhere'}")
-    assert outcome.code == 66 and "MRL-4103" in outcome.stderr and "Traceback" not in outcome.stderr
+    assert all(record["metrics"]["actor/grad_norm"] > 0 for record in ledger(trained))
