@@ -49,6 +49,8 @@ type: setup
 bench: setup
 	$(BIN)/python tools/bench/quickstart_speed.py
 	$(BIN)/python tools/bench/generation_speed.py
+	$(BIN)/python tools/bench/push_speed.py
+	$(BIN)/python tools/bench/staleness_speed.py
 	$(BIN)/python tools/bench/offload_memory.py
 	$(BIN)/python tools/bench/planner.py
 	$(BIN)/python tools/bench/logprob_memory.py

@@ -33,6 +33,12 @@ class RolloutPlan:
     params: SamplingParams
     max_prompt_tokens: int
     seed: int
+    # whether weights change from step to step; in a run that only generates they stay version 0
+    learns: bool = True
+
+    def version_before(self, step: int) -> int:
+        """The version of the trainer's weights when ``step`` begins."""
+        return step - 1 if self.learns else 0
 
 
 class Marking:
@@ -76,7 +82,7 @@ class GeneratedRollouts:
         plan = self._plan
         prompts = self._prompts.draw(plan.prompts_per_step)
         requests = requests_for(prompts, str(step), plan.group_size, plan.params, (plan.seed, "sampling", step))
-        generations = self._serving.generate(step - 1, requests, "timing_s/gen", meter, meter)
+        generations = self._serving.generate(plan.version_before(step), requests, "timing_s/gen", meter, meter)
         groups = groups_of(prompts, requests, generations, self._tokenizer)
         self._marking.mark(step, groups, self.epoch, meter)
         return groups

@@ -86,12 +86,13 @@ class ServerRollouts:
     def collect(self, step: int, meter: Meter) -> Sequence[Group]:
         """The step's scored groups on the driver, [] elsewhere. Collective."""
         newest = min(step + self._ahead.num_steps_ahead, self._ahead.last_step)
+        version = self._plan.version_before(step)
         if step not in self._steps:
-            self._begin(range(step, newest + 1), step - 1, meter)
-        self._finish(step, step - 1, meter)
+            self._begin(range(step, newest + 1), version, meter)
+        self._finish(step, version, meter)
         later = [number for number in range(step + 1, newest + 1) if number not in self._steps]
         if later:
-            self._begin(later, step - 1, meter)
+            self._begin(later, version, meter)
         own = self._steps.pop(step)
         self._epoch = own.epoch
         groups = [draft.group(self._tokenizer) for draft in own.drafts]
@@ -99,13 +100,12 @@ class ServerRollouts:
         self._serving.report(meter)
         return groups
 
-    def settle(self, version: int, meter: Meter) -> None:
-        """Wait for everything that is under way; ``version`` is that of the trainer's weights. Collective.
-
-        Whoever writes the state down does this first.
+    def settle(self, step: int, meter: Meter) -> None:
+        """Wait for everything that is under way after ``step``. Whoever writes the state down does this first.
+        Collective.
         """
-        for step in sorted(self._steps):
-            self._finish(step, version, meter)
+        for later in sorted(self._steps):
+            self._finish(later, self._plan.version_before(step + 1), meter)
 
     def state(self) -> np.ndarray | None:
         """Of the driver, when all is settled: what is drawn and not trained on yet. None: nothing."""
@@ -142,7 +142,8 @@ class ServerRollouts:
                 params, drafts = self._plan.params, own.drafts
                 own.asked = [(row, sample) for row, draft in enumerate(drafts) for sample in draft.open_samples]
                 requests = [drafts[row].request(sample, params) for row, sample in own.asked]
-                allowed = range(max(0, step - 1 - self._ahead.max_staleness), step)
+                newest = self._plan.version_before(step)
+                allowed = range(max(0, newest - self._ahead.max_staleness), newest + 1)
                 own.pending = Pending(requests, [row for row, _ in own.asked], allowed, self._wanted)
             else:
                 own.pending = Pending([], [], range(0))
@@ -154,7 +155,7 @@ class ServerRollouts:
         old, self._left_behind = self._left_behind, []
         for draft in old:
             version = draft.oldest_version
-            if version is not None and step - 1 - version > self._ahead.max_staleness:
+            if version is not None and self._plan.version_before(step) - version > self._ahead.max_staleness:
                 draft.start_over()
         num_new = self._plan.prompts_per_step + self._ahead.extra_prompts - len(old)
         new = [self._draft(step, row, prompt) for row, prompt in enumerate(self._prompts.draw(max(0, num_new)))]

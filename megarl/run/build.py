@@ -240,6 +240,7 @@ class Builder:
             self._sampling(rollout.temperature),
             max_prompt_tokens(config),
             config.run.seed,
+            learns=not config.only_generates,
         )
         if rollout.replay is not None:
             return RecordedRollouts(Path(rollout.replay), self._replay_limits(plan), self._world)

@@ -67,3 +67,5 @@ def test_a_run_that_only_generates_records_what_a_training_run_can_use(tmp_path:
     trained = train(COIN_FLIP, tmp_path, *common, replay, "run.name=trained")
     assert trained.code == 0, trained.stderr
     assert all(record["metrics"]["actor/grad_norm"] > 0 for record in ledger(trained))
+    ages = [record["metrics"]["sample/staleness/max"] for record in ledger(trained)]
+    assert ages == [0, 1]  # the weights that drew them never moved
