@@ -23,6 +23,7 @@ from tests.unit.embedded_models import VOCAB_SIZE, hf_logprobs, make_requests, p
 
 GREEDY = SamplingParams(16, temperature=0.0)
 LONG = SamplingParams(200, temperature=0.0)
+HANG_SECONDS = 60.0
 # fp32 of two libraries
 CLOSE = 1e-4
 
@@ -243,7 +244,10 @@ def test_bad_requests_are_refused_and_harm_nobody(subject: Subject) -> None:
                 continue  # of no interest to one that draws numbers
             with pytest.raises((EngineError, EngineFault, ValueError)):
                 subject.engine.generate([bad])
-        assert tokens_of(running.result()) == whole
+        try:
+            assert tokens_of(running.result(HANG_SECONDS)) == whole
+        finally:
+            subject.engine.abort()  # a request that hangs must not take the suite along
 
 
 def test_an_incomplete_update_is_told(subject: Subject) -> None:
