@@ -56,7 +56,7 @@ def kills(layout: str) -> list[str]:
     """
     generator = random.Random(layout)
     points = [point for point in POINTS if point not in NOT_IN_EVERY_SAVE]
-    steps = sorted(generator.sample(range(1, LAST_STEP), 3 if layout == "dp2" else 2))
+    steps = sorted(generator.sample(range(1, LAST_STEP), 2 if layout == "dp2" else 1))
     return [f"{generator.choice(points)}::{step}=kill" for step in steps]
 
 

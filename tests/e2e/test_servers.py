@@ -77,7 +77,8 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("transport", ["tensor", "broadcast", "disk"])
+# (a push by broadcast, to real servers, is in tests/distributed/test_push.py and tests/unit/test_push_roads.py)
+@pytest.mark.parametrize("transport", ["tensor", "disk"])
 def test_servers_give_the_run_that_engines_inside_the_ranks_give(
     tmp_path: Path, inside: Outcome, transport: str
 ) -> None:

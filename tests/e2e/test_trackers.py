@@ -160,7 +160,7 @@ def test_twelve_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
     yaml.write_text(f"extends: {QUICKSTART}\ntracker_kwargs: {{api_key: {CANARIES['literal_yaml']}}}\n")
     output = ""
     with CommandLines() as command_lines:
-        for fault in ("step/update:0:4=raise", "step/end:0:4=kill", None):
+        for fault in ("step/update:0:4=raise", None):
             env = variables | ({"MEGARL_FAULT": fault} if fault else {})
             run = subprocess.run(
                 command(QUICKSTART, tmp_path, *settings), cwd=tmp_path, env=env, capture_output=True, text=True
