@@ -77,7 +77,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
-# (a push by broadcast, to real servers, is in tests/distributed/test_push.py and tests/unit/test_push_roads.py)
+# (pushes by broadcast to real servers are in tests/unit/test_push_roads.py)
 @pytest.mark.parametrize("transport", ["tensor", "disk"])
 def test_servers_give_the_run_that_engines_inside_the_ranks_give(
     tmp_path: Path, inside: Outcome, transport: str
