@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from megarl.core.protocols import Engine, EnginePart, Servers
+from megarl.core.world import World
 
 
 class MeasuredEngine(Engine, Protocol):
@@ -44,21 +45,26 @@ class EngineMemory:
 
 
 class ServerMemory:
-    """One part of all servers, which the driver asks to make room; other ranks have no fleet and ask nobody."""
+    """One part of all servers, which the driver asks to make room; other ranks have no fleet, and wait for it: a server
+    may be on any rank's device.
+    """
 
-    def __init__(self, servers: Servers | None, part: EnginePart) -> None:
+    def __init__(self, servers: Servers | None, part: EnginePart, world: World) -> None:
         self._servers = servers
         self._part: EnginePart = part
+        self._world = world
         self.resident = True
 
     def offload(self) -> None:
-        """Let them give the memory back."""
+        """Let them give the memory back. Collective."""
         if self._servers is not None:
             self._servers.release([self._part])
+        self._world.barrier()  # nobody takes the memory before
         self.resident = False
 
     def onload(self) -> None:
-        """Let them take it again."""
+        """Let them take it again. Collective."""
+        self._world.barrier()  # everybody has made room
         if self._servers is not None:
             self._servers.resume([self._part])
         self.resident = True

@@ -54,7 +54,8 @@ class Marking:
         """Score the groups that ``step`` trains on."""
         with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
             score_groups(groups, self._reward)
-        report_rollouts(groups, self._plan.params.max_new_tokens, self._plan.max_prompt_tokens, step, meter)
+        plan, next_version = self._plan, self._plan.version_before(step) + 1
+        report_rollouts(groups, plan.params.max_new_tokens, plan.max_prompt_tokens, next_version, meter)
         self._record(step, groups, epoch)
 
 

@@ -75,8 +75,6 @@ class ServerRollouts:
         # groups that a step did not wait for, oldest first
         self._left_behind: list[Draft] = []
         self._epoch = 0
-        # how many groups a step waits for; None: all
-        self._wanted = plan.prompts_per_step if ahead.extra_prompts else None
 
     @property
     def epoch(self) -> int:
@@ -144,11 +142,17 @@ class ServerRollouts:
                 requests = [drafts[row].request(sample, params) for row, sample in own.asked]
                 newest = self._plan.version_before(step)
                 allowed = range(max(0, newest - self._ahead.max_staleness), newest + 1)
-                own.pending = Pending(requests, [row for row, _ in own.asked], allowed, self._wanted)
+                own.pending = Pending(requests, [row for row, _ in own.asked], allowed, self._num_to_wait_for(drafts))
             else:
                 own.pending = Pending([], [], range(0))
             self._serving.begin(own.pending)
             self._steps[step] = own
+
+    def _num_to_wait_for(self, drafts: Sequence[Draft]) -> int | None:
+        """Groups that a step waits for, beside those that were whole when they were left behind; None: all."""
+        if not self._ahead.extra_prompts:
+            return None
+        return max(0, self._plan.prompts_per_step - sum(draft.is_whole for draft in drafts))
 
     def _drafts(self, step: int) -> list[Draft]:
         """What was left behind and is not too old to go on with, and new prompts."""

@@ -69,7 +69,12 @@ class ServerServing:
         self._refresh(version, meter)
 
     def generate(
-        self, version: int, requests: Sequence[GenerationRequest], timer: str, meter: Meter, statistics: Statistics
+        self,
+        version: int,
+        requests: Sequence[GenerationRequest],
+        timer: str,
+        meter: Meter,
+        statistics: Statistics,  # noqa: ARG002  (what servers go through is reported with the step's samples)
     ) -> list[Generation]:
         """See `Serving`. What is under way for others is finished first, by the weights that it was begun with."""
         for earlier in list(self._under_way):
@@ -78,7 +83,6 @@ class ServerServing:
         pending = Pending(requests, _by_prompt(requests), range(version, version + 1))
         self.begin(pending)
         self.finish(pending, version, timer, meter)
-        self.report(statistics)
         return [generation for generation in pending.generations if generation is not None]
 
     def begin(self, pending: Pending) -> None:

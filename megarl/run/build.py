@@ -102,7 +102,9 @@ class Builder:
         stages = [self._warmup_stage(models, residency)] if self._config.warmup else []
         stages.append(self._main_stage(models, generation, residency))
         ends = tuple(stage.last_step for stage in stages)
-        evaluator = self._evaluator(generation, residency, ends) if generation else NoEvaluation()
+        evaluator: Evaluator | NoEvaluation = NoEvaluation()
+        if generation and not self._config.only_generates:
+            evaluator = self._evaluator(generation, residency, ends)
         parts = Parts(
             models.stateful,
             self._cursors,

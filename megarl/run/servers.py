@@ -69,8 +69,8 @@ class ServerEngines:
         if not self._config.engine_shares_devices:
             return {}
         return {
-            "engine.weights": ServerMemory(self._fleet, "weights"),
-            "engine.kv_cache": ServerMemory(self._fleet, "kv_cache"),
+            "engine.weights": ServerMemory(self._fleet, "weights", self._world),
+            "engine.kv_cache": ServerMemory(self._fleet, "kv_cache", self._world),
         }
 
     def connect(self, export: Export, residency: Residency) -> Generation:
@@ -94,6 +94,8 @@ class ServerEngines:
     def close(self) -> None:
         """End what was started."""
         if self._fleet is not None:
+            if self._config.generation.urls and self._config.engine_shares_devices:
+                self._fleet.resume(["weights", "kv_cache"])  # they were there before, and stay
             self._fleet.close()
         for client in self._clients.values():
             self._loop.run(client.close())
@@ -164,7 +166,9 @@ class ServerEngines:
         model = SglangModel(
             directory, dtype, length, own.num_slots, own.tp_size, device, own.colocated, config.run.seed + number
         )
-        settings = sglang_args(model, own.sglang)
+        # Weights may change while requests run: later requests must not find what older ones computed of a prompt.
+        overrides = {"disable_radix_cache": True, **own.sglang} if config.num_steps_ahead > 1 else own.sglang
+        settings = sglang_args(model, overrides)
         if device == "cuda":
             settings = {**settings, "base_gpu_id": first_device}
         python = {"python": own.python} if own.python is not None else {}
@@ -207,7 +211,9 @@ class ServerEngines:
             own.min_servers,
             own.max_restarts,
         )
-        return ServerFleet(list(self._clients.values()), settings, self._loop, self._started, say)
+        # It can start again what this process started; with servers on other machines, none.
+        started = self._started if self._started and len(self._started.urls) == len(self._clients) else None
+        return ServerFleet(list(self._clients.values()), settings, self._loop, started, say)
 
     def _transport_name(self) -> Literal["tensor", "broadcast", "disk"]:
         name = self._config.weights.transport
@@ -222,7 +228,8 @@ class ServerEngines:
             return TensorRoad()
         if name == "broadcast":
             return BroadcastRoad(self._world.device)
-        directory = Path(self._config.weights.directory or self._directory / "weights")
+        shared, own = self._config.weights.directory, self._directory / "weights"
+        directory = own if shared is None else Path(shared) / self._config.run.name
         return DiskRoad(directory, hf_config_of(self._config))
 
 

@@ -102,14 +102,24 @@ class RunState:
         if parts.sync is not None and progress.served_version == progress.step:
             # So that the next step does not push, and count, what was pushed before the stop.
             parts.sync.refresh(progress.step, Meter())
-        if parts.ahead is not None:
-            drawn = (checkpoint.rank_state(DRIVER) or {}).get(_AHEAD) if self._world.is_driver else None
-            parts.ahead.restore(None if drawn is None else drawn.numpy())
+        self._restore_ahead((checkpoint.rank_state(DRIVER) or {}).get(_AHEAD) if self._world.is_driver else None)
         if same_layout(progress.config, self._config):
             generators = checkpoint.rank_state(self._world.rank)
             assert generators is not None, "the layout is the same"
             restore_rng_state(generators, self._world.device)
             restore_tracker_state(generators)
+
+    def _restore_ahead(self, drawn: torch.Tensor | None) -> None:
+        """Samples that are drawn and not trained on: their prompts are spent, so they must not be forgotten."""
+        if self._parts.ahead is not None:
+            self._parts.ahead.restore(None if drawn is None else drawn.numpy())
+        elif drawn is not None:
+            raise ConfigError(
+                "MRL-1501",
+                "the checkpoint holds samples that servers drew and no step has trained on; "
+                "without servers nothing can go on with them.\n"
+                "Set generation.num_servers (or urls, or engine: sglang) as it was, or start over with --fresh.",
+            )
 
 
 def same_layout(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

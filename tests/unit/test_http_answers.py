@@ -46,6 +46,19 @@ def test_a_good_answer_is_read():
     assert read.spans == (VersionSpan(6, 0, 1), VersionSpan(7, 1, 3))
 
 
+@pytest.mark.parametrize(("last", "finish"), [([2], "stop"), ([8, 9], "length"), ([8], "abort")])
+def test_a_response_that_was_at_its_end_when_it_was_aborted_is_finished(last, finish):
+    answer = good()
+    answer["output_ids"] = tokens = [9, 8, *last]
+    answer["meta_info"] |= {
+        "finish_reason": {"type": "abort"},
+        "completion_tokens": len(tokens),
+        "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+        "weight_versions": None,
+    }
+    assert check_answer(answer, ASKED).finish == finish
+
+
 def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     return [path, *(place for key, value in inner for place in places(value, (*path, key)))]

@@ -48,6 +48,7 @@ class ScriptedServers:
     lost_after: int | None = None
     log: list[tuple[str, object]] = field(default_factory=list)
     asked: list[list[GenerationRequest]] = field(default_factory=list)
+    waited_for: list[int | None] = field(default_factory=list)
 
     def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> ScriptedBatch:
         assert self.version in versions
@@ -66,6 +67,7 @@ class ScriptedBatch:
     version: int
 
     def wait(self, num_groups: int | None = None) -> SimpleNamespace:
+        self.servers.waited_for.append(num_groups)
         left = self.servers.lost_after
         if left is not None:  # all servers die after so many answers
             self.servers.lost_after = None
@@ -212,6 +214,14 @@ def test_what_would_get_too_old_is_started_anew(world: World) -> None:
     servers.slow = set()
     groups = source.collect(4, Meter())
     assert min(sample.version for group in groups for sample in group.samples) >= 2
+
+
+def test_groups_that_were_whole_when_they_were_left_behind_are_not_waited_for_again(world: World) -> None:
+    servers = ScriptedServers()
+    source = rollouts(world, servers, extra_prompts=2, max_staleness=1, carries_over=True)
+    source.collect(1, Meter())  # nobody was slow: five whole groups, of which the step takes three
+    source.collect(2, Meter())
+    assert servers.waited_for == [3, 1]
 
 
 def test_no_prompt_is_lost_or_trained_on_twice(world: World) -> None:

@@ -66,6 +66,7 @@ class FleetCore:
     async def wait(self, work: Work, num_groups: int | None = None) -> Served:
         """See `Batch.wait`."""
         num_wanted = work.num_groups if num_groups is None else min(num_groups, work.num_groups)
+        deadline = asyncio.get_running_loop().time() + self._settings.step_timeout_seconds
         needs_push = False
         try:
             while work.num_complete < num_wanted:
@@ -75,7 +76,7 @@ class FleetCore:
                 if self._can_only_go_on_after_push(work):
                     needs_push = True
                     break
-                await self._wait_for_change(work.deadline, f"{work.num_unserved} of {len(work.jobs)} requests wait")
+                await self._wait_for_change(deadline, f"{work.num_unserved} of {len(work.jobs)} requests wait")
             else:
                 if work.num_complete < work.num_groups:
                     await self._dispatch.cut(work)

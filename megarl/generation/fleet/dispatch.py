@@ -58,9 +58,8 @@ class Dispatch:
 
     def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> Work:
         """Take a batch; it starts as soon as there is room, older batches first."""
-        deadline = asyncio.get_running_loop().time() + self._settings.step_timeout_seconds
         self._num_works += 1
-        work = Work(self._num_works, requests, groups, versions, deadline)
+        work = Work(self._num_works, requests, groups, versions)
         self._works.append(work)
         self.start_soon()
         return work

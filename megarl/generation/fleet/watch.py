@@ -66,7 +66,7 @@ class Watch:
         return server.alarm.is_set()
 
     def _seconds_to_probe(self, server: Server) -> float:
-        if server.state == "suspect":
+        if server.state == "suspect" and not server.released:
             return self._settings.backoff_seconds(max(server.failures_in_a_row - 1, server.failed_probes))
         if server.is_up and server.failed_probes:
             return self._settings.backoff_seconds(server.failed_probes)

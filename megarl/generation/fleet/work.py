@@ -99,7 +99,7 @@ class Queue:
 
 
 class Work:
-    """A batch on its way. ``deadline`` is in the event loop's time."""
+    """A batch on its way."""
 
     def __init__(
         self,
@@ -107,7 +107,6 @@ class Work:
         requests: Sequence[GenerationRequest],
         groups: Sequence[int],
         versions: range,
-        deadline: float,
     ) -> None:
         self.number = number
         self.jobs = [
@@ -115,7 +114,6 @@ class Work:
         ]
         self.queue = Queue(self.jobs)
         self.versions = versions
-        self.deadline = deadline
         self.num_running = 0
         # the rest is not wanted any more: what ends now ends for good
         self.is_cut = False

@@ -49,6 +49,7 @@ def check_answer(answer: Any, asked: Asked) -> Generation:
     tokens = _tokens(_field(answer, "output_ids", list), asked.vocab_size)
     logprobs = _logprobs(_field(meta, "output_token_logprobs", list), tokens)
     _check_counts(meta, asked.request, len(tokens), finish)
+    finish = _end_before_abort(tokens, finish, asked.request)
     _check_end(tokens, finish, matched, asked.request)
     version, spans = _versions(meta, len(tokens))
     return Generation(
@@ -134,6 +135,16 @@ def _check_counts(meta: Mapping[str, Any], request: GenerationRequest, num_token
             raise EngineFault("garbled", f"{name} is {_describe(said)}, not int")
         if said != expected:
             raise EngineFault("rejected", f"{name} is {said}; it must be {expected}")
+
+
+def _end_before_abort(tokens: NDArray[np.int64], finish: Finish, request: GenerationRequest) -> Finish:
+    """A response that was at its end when it was aborted has nothing left to draw; SGLang says abort all the same."""
+    if finish == "abort" and len(tokens):
+        if int(tokens[-1]) in request.params.stop_token_ids:
+            return "stop"
+        if len(tokens) == request.params.max_new_tokens:
+            return "length"
+    return finish
 
 
 def _check_end(tokens: NDArray[np.int64], finish: Finish, matched: Any, request: GenerationRequest) -> None:
