@@ -28,10 +28,10 @@ quickstart: setup
 	$(BIN)/megarl train --fresh configs/quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test-fast: setup
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
 
 # With real SGLang and its router, which live in an environment of their own: two gigabytes, once.
 test-sglang: setup

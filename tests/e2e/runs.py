@@ -86,7 +86,8 @@ def train(
         check=False,
     )
     assert ranks_of(directory) == [], "a rank outlived the command"
-    name = next((o.partition("=")[2] for o in overrides if o.startswith("run.name=")), config.stem)
+    own_name = config.stem if config.parent == QUICKSTART.parent else "quickstart"
+    name = next((o.partition("=")[2] for o in overrides if o.startswith("run.name=")), own_name)
     return Outcome(result.returncode, result.stdout, result.stderr, directory / name)
 
 

@@ -25,7 +25,6 @@ LAYOUTS = {
         ROOT / "configs" / "quickstart_ppo.yaml",
         ("actor.parallel.tp_size=2", "algorithm.critic_warmup_steps=1"),
     ),
-    "pp2": (QUICKSTART, ("actor.parallel.pp_size=2", "algorithm.kl.coef=0.01")),
 }
 
 

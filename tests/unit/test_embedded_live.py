@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,6 +19,15 @@ from tests.unit.embedded_models import load, make_engine, make_model, make_reque
 
 MODEL = make_model("qwen3")
 GREEDY = SamplingParams(40, temperature=0.0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As every rank and server has: with more, torch's sums depend on how many rows share the batch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def steps(engine: EmbeddedEngine, count: int) -> None:
