@@ -170,6 +170,9 @@ class ServerProcesses(Protocol):
     def is_running(self, url: str) -> bool:
         """Whether the server's process is alive. Cheap; does not speak HTTP."""
 
+    async def end(self, url: str) -> None:
+        """End what is left of it, at once: it may hold memory."""
+
     async def restart(self, url: str) -> None:
         """End what is left of it, start it anew at the same address, and wait until it is ready. It has no weights.
         Raises `EngineFault` if it does not come up.

@@ -157,6 +157,9 @@ class ScriptedProcesses:
     def is_running(self, url: str) -> bool:
         return self._servers[url].is_running
 
+    async def end(self, url: str) -> None:
+        self._servers[url].is_running = False
+
     async def restart(self, url: str) -> None:
         server = self._servers[url]
         server.is_running, server.hangs = False, False

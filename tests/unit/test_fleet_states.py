@@ -306,8 +306,6 @@ async def test_an_external_server_may_come_back_but_nobody_waits_for_it() -> Non
     for server in world.servers:
         server.is_running = False
     await world.until(lambda: {world.state(0), world.state(1)} == {"dead"})
-    with pytest.raises(EngineError, match="MRL-5160"):
-        await world.fleet.wait_for_comeback()
     await world.until(lambda: {world.state(0), world.state(1)} == {"retired"})
 
 
@@ -318,7 +316,7 @@ async def test_comeback() -> None:
     world.servers[0].is_running = False
     await world.until(lambda: world.state(0) == "dead")
     assert await world.fleet.targets() == []
-    await world.fleet.wait_for_comeback()
+    await world.until(lambda: world.state(0) == "stale")
     assert await world.fleet.targets() == [world.servers[0].url]
 
 
@@ -403,32 +401,15 @@ async def test_a_push_while_requests_run(versions: range) -> None:
     await world.start()
     work = await world.fleet.submit(*requests_of(2, 4), versions)
     await world.until(lambda: world.servers[0].num_running == 4)
-    await world.fleet.pause("in_place")
+    await world.servers[0].pause("in_place")
     await world.push(8)
-    await world.fleet.continue_generation()
+    await world.servers[0].continue_generation()
     served = await world.fleet.wait(work)
     assert world.servers[0].told == ["pause in_place", "continue"]
     versions_of = [generation and generation.version for generation in served.generations]
     # the first four were begun by 7; the others would be drawn by 8, which the second batch does not want
     assert versions_of == [7] * 4 + [8 if 8 in versions else None] * 4
     assert served.needs_push == (8 not in versions)
-
-
-@story
-async def test_requests_that_a_pause_aborts_are_done_again() -> None:
-    world = World(1)
-    await world.start()
-    work = await world.fleet.submit(*requests_of(1, 4), range(7, 9))
-    await world.until(lambda: world.servers[0].num_running == 4)
-    running = list(world.fleet._dispatch._flights)
-    await world.fleet.pause("abort")
-    await world.servers[0].abort(running)
-    await world.until(lambda: world.servers[0].num_running == 0)
-    await world.push(8)
-    await world.fleet.continue_generation()
-    served = await world.fleet.wait(work)
-    assert [generation and generation.version for generation in served.generations] == [8] * 4
-    assert world.said == [], "nobody is to blame"
 
 
 @story
@@ -455,10 +436,26 @@ async def test_a_server_that_keeps_its_memory_is_lost() -> None:
     world = World(2)
     await world.start()
     world.servers[0].hangs = True
-    await world.fleet.release(["kv_cache"])
+    await world.fleet.release(["weights", "kv_cache"])
     assert world.state(0) == "dead"
-    await world.fleet.resume(["kv_cache"])
+    await world.until(lambda: not world.servers[0].is_running)  # its process must not hold the memory
+    assert world.servers[0].num_starts == 0
+    await world.fleet.resume(["weights", "kv_cache"])
+    await world.push(7)
     await serve(world)
+
+
+@story
+async def test_a_server_that_comes_up_in_the_trainers_turn_makes_room() -> None:
+    world = World(2)
+    await world.start()
+    world.servers[0].is_running = False
+    await world.until(lambda: world.servers[0].num_starts == 1)
+    await world.fleet.release(["weights", "kv_cache"])
+    await world.until(lambda: world.state(0) == "stale")
+    assert world.servers[0].told == ["release weights kv_cache"]
+    await world.fleet.resume(["weights"])
+    assert world.servers[0].told[1:] == ["resume weights"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from megarl.core.protocols import (
     EnginePart,
     Generation,
     GenerationRequest,
-    PauseMode,
     RemoteEngine,
     ServerProcesses,
 )
@@ -93,13 +92,6 @@ class FleetCore:
         self.roster.pushed(url, version, problem)
         self._dispatch.start_soon()
 
-    async def wait_for_comeback(self) -> None:
-        """See `ServerFleet.wait_for_comeback`."""
-        deadline = asyncio.get_running_loop().time() + self._settings.step_timeout_seconds
-        while not any(server.is_pushable for server in self.roster.servers):
-            self.roster.require_floor()
-            await self._wait_for_change(deadline, "no generation server is up")
-
     async def release(self, parts: Sequence[EnginePart]) -> None:
         """See `ServerFleet.release`."""
         if "weights" in parts:
@@ -129,19 +121,6 @@ class FleetCore:
         await self._tell_all("resume its memory", resume, is_fatal=True)
         self._dispatch.start_soon()
 
-    async def pause(self, mode: PauseMode) -> None:
-        """See `ServerFleet.pause`."""
-        self.roster.is_paused = True
-        self._dispatch.note_pause(mode)
-        await self._tell_all("pause", lambda server: server.engine.pause(mode), is_fatal=False)
-
-    async def continue_generation(self) -> None:
-        """See `ServerFleet.continue_generation`."""
-        await self._tell_all("continue", lambda server: server.engine.continue_generation(), is_fatal=True)
-        self.roster.is_paused = False
-        self.roster.changed.beat()
-        self._dispatch.start_soon()
-
     async def needs_push(self) -> bool:
         """See `ServerFleet.needs_push`."""
         return self.roster.needs_push
@@ -157,7 +136,7 @@ class FleetCore:
         return self.roster.num_healthy, counts
 
     def _can_only_go_on_after_push(self, work: Work) -> bool:
-        if self.roster.is_paused or work.num_running or any(s.may_serve(work.versions) for s in self.roster.servers):
+        if work.num_running or any(s.may_serve(work.versions) for s in self.roster.servers):
             return False
         return any(server.is_pushable for server in self.roster.servers)
 

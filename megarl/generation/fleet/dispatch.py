@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from megarl.core.engine_fault import EngineFault
 from megarl.core.errors import EngineError
-from megarl.core.protocols import Generation, GenerationRequest, PauseMode
+from megarl.core.protocols import Generation, GenerationRequest
 from megarl.generation.fleet.admission import drawn_by, require_verified
 from megarl.generation.fleet.roster import Roster
 from megarl.generation.fleet.server import Server
@@ -31,7 +31,6 @@ class Flight:
     number: int
     # where in `Server.verified` it began
     first_version: int
-    num_aborting_pauses: int
     task: asyncio.Task[None] | None = None
 
 
@@ -48,11 +47,9 @@ class Dispatch:
         self._works: list[Work] = []
         self._flights: dict[str, Flight] = {}
         self._num_works = 0
-        self._num_aborting_pauses = 0
         # several runs may use the same servers
         self._name = secrets.token_hex(4)
         self._is_start_due = False
-        self._chores: set[asyncio.Task[None]] = set()
         roster.on_leave = self.move_away
         roster.on_change = self.start_soon
 
@@ -70,28 +67,17 @@ class Dispatch:
             self._is_start_due = True
             asyncio.get_running_loop().call_soon(self._start_all)
 
-    def note_pause(self, mode: PauseMode) -> None:
-        """Servers are about to be paused; with "abort", answers that end early are nobody's fault."""
-        self._num_aborting_pauses += mode == "abort"
-
     def move_away(self, server: Server) -> None:
-        """What the server works on must be done by others; nothing that it still answers counts."""
-        flights = [flight for flight in self._flights.values() if flight.server is server]
-        for flight in flights:
+        """What the server works on must be done by others; nothing that it still answers counts.
+
+        A request that is cancelled closes its connection, which is how servers learn that nobody waits for it.
+        """
+        for flight in [flight for flight in self._flights.values() if flight.server is server]:
             self._land(flight)
             if flight.task is not None:
                 flight.task.cancel()
             self._do_again(flight)
-        if server.is_up:
-            self.abort_quietly(server, [flight.id for flight in flights])
         self.start_soon()
-
-    def abort_quietly(self, server: Server, ids: Sequence[str]) -> None:
-        """Tell the server that nobody waits for these any more, in the background; it may not listen."""
-        if ids:
-            chore = asyncio.create_task(self._abort(server, ids))
-            self._chores.add(chore)
-            chore.add_done_callback(self._chores.discard)
 
     def has_others(self, server: Server) -> bool:
         """Whether everything that the server works on could be done by others now."""
@@ -108,7 +94,6 @@ class Dispatch:
             self._land(flight)
             if flight.task is not None:
                 flight.task.cancel()
-            self.abort_quietly(flight.server, [flight.id])
 
     async def cut(self, work: Work) -> None:
         """Abort the rest of the batch, and give it a moment to come back with what it has."""
@@ -128,15 +113,11 @@ class Dispatch:
         """Stop everything."""
         for work in list(self._works):
             self.drop(work)
-        for chore in self._chores:
-            chore.cancel()
 
     # -- taking off
 
     def _start_all(self) -> None:
         self._is_start_due = False
-        if self._roster.is_paused:
-            return
         for work in self._works:
             while work.queue and self._start_one(work):
                 pass
@@ -159,7 +140,7 @@ class Dispatch:
         work.num_running += 1
         name = f"{self._name}-{work.number}-{job.place}-{job.num_starts}"
         first = len(server.verified) - 1
-        flight = Flight(work, job, server, name, server.num_sent, first, self._num_aborting_pauses)
+        flight = Flight(work, job, server, name, server.num_sent, first)
         self._flights[name] = flight
         flight.task = asyncio.create_task(self._fly(flight))
 
@@ -194,17 +175,16 @@ class Dispatch:
 
     def _take(self, flight: Flight, generation: Generation) -> None:
         require_verified(generation, flight.id, flight.server.verified[flight.first_version :])
-        is_cut_short = generation.finish == "abort" and not flight.work.is_cut
-        if is_cut_short and flight.num_aborting_pauses == self._num_aborting_pauses:
+        if generation.finish == "abort" and not flight.work.is_cut:
             raise EngineFault("rejected", "the server ended the request by itself")
         self._land(flight)
         self._roster.served(flight.server)
         is_wanted = all(version in flight.work.versions for version in drawn_by(generation))
-        if is_wanted and not is_cut_short:
+        if is_wanted:
             whole = replace(generation, id=flight.job.request.id, engine=flight.server.url)
             flight.work.finish(flight.job, whole)
         else:
-            self._roster.tally["engine/num_rejected"] += not is_wanted
+            self._roster.tally["engine/num_rejected"] += 1
             self._do_again(flight)
 
     def _fail(self, flight: Flight, fault: EngineFault) -> None:
@@ -212,8 +192,6 @@ class Dispatch:
             return
         job, server = flight.job, flight.server
         job.faults.append((server.url, fault))
-        if fault.kind == "timeout":
-            self.abort_quietly(server, [flight.id])
         if len(job.faults) >= MAX_ATTEMPTS and not flight.work.is_cut:
             faults = "\n".join(f"  {url}: {fault}" for url, fault in job.faults)
             flight.work.error = EngineError(

@@ -41,7 +41,6 @@ class Roster:
         self.on_change: Callable[[], None] = lambda: None
         self.changed = Pulse()
         self.tally: Counter[str] = Counter()
-        self.is_paused = False
         # a mistake of ours while nobody listened
         self.error: Exception | None = None
         self._settings = settings

@@ -8,7 +8,6 @@ from megarl.core.loop_thread import LoopThread
 from megarl.core.protocols import (
     EnginePart,
     GenerationRequest,
-    PauseMode,
     RemoteEngine,
     ServerProcesses,
     Statistics,
@@ -60,10 +59,6 @@ class ServerFleet:
         """See `PushTargets.pushed`."""
         self._loop.run(self._core.pushed(url, version, problem))
 
-    def wait_for_comeback(self) -> None:
-        """Until a server is up that a push could bring into service. Raises `EngineError` if too few are left."""
-        self._loop.run(self._core.wait_for_comeback())
-
     def needs_push(self) -> bool:
         """Whether some server is up without the latest weights."""
         return self._loop.run(self._core.needs_push())
@@ -75,14 +70,6 @@ class ServerFleet:
     def resume(self, parts: Sequence[EnginePart]) -> None:
         """All servers that gave this memory back take it again."""
         self._loop.run(self._core.resume(parts))
-
-    def pause(self, mode: PauseMode) -> None:
-        """No server draws anything, and no request is sent, until `continue_generation`."""
-        self._loop.run(self._core.pause(mode))
-
-    def continue_generation(self) -> None:
-        """Go on."""
-        self._loop.run(self._core.continue_generation())
 
     def report(self, meter: Statistics) -> None:
         """What happened since the last report."""

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from megarl.core.engine_fault import EngineFault
-from megarl.core.protocols import ServerProcesses
+from megarl.core.protocols import EnginePart, ServerProcesses
 from megarl.generation.fleet.roster import Roster
 from megarl.generation.fleet.server import Server
 from megarl.generation.fleet.settings import PROBES_TO_MOVE, FleetSettings
+
+_ALL_PARTS: tuple[EnginePart, ...] = ("weights", "kv_cache")
 
 
 class Watch:
@@ -51,6 +53,8 @@ class Watch:
                     await self._restart(server, self._processes)
                 elif not await self._is_alarmed(server, self._seconds_to_probe(server)):
                     await self._probe_until_alarm(server)
+            if self._processes is not None:
+                await self._processes.end(server.url)
         except Exception as error:
             # a mistake of ours: whoever waits for samples must hear of it
             self._roster.error = error
@@ -88,8 +92,8 @@ class Watch:
         if server.is_up and self._roster.is_gone(server):
             self._roster.died(server, "its process ended")
             return
-        # Paused or without memory it cannot generate, which is how SGLang finds out whether it is well.
-        if self._roster.is_paused or server.released:
+        # Without memory it cannot generate, which is how SGLang finds out whether it is well.
+        if server.released:
             return
         revision, num_served = server.revision, server.num_served
         is_well = await server.engine.is_healthy(self._settings.probe_seconds)
@@ -100,7 +104,7 @@ class Watch:
                     version = await server.engine.version()
             except (EngineFault, TimeoutError):
                 is_well = False
-        if server.revision != revision or self._roster.is_paused or server.released:
+        if server.revision != revision or server.released:
             return
         if is_well:
             self._roster.probe_passed(server, version)
@@ -111,10 +115,15 @@ class Watch:
                 self._on_silence(server)
 
     async def _restart(self, server: Server, processes: ServerProcesses) -> None:
+        # One that hangs may hold memory that the trainer needs: it ends at once, and starts when there is room.
+        await processes.end(server.url)
         await self.has_memory.wait()
         self._roster.restarting(server)
         try:
             await processes.restart(server.url)
+            if not self.has_memory.is_set():  # the trainer took its turn while this one started
+                await server.engine.release(_ALL_PARTS)
+                server.released.update(_ALL_PARTS)
         except EngineFault as fault:
             server.last_fault = str(fault)
             self._roster.died(server, "failed start", f"it did not start ({fault})")

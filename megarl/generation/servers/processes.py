@@ -77,9 +77,13 @@ class StartedServers:
         process = self._processes.get(url)
         return process is not None and _is_alive(process)
 
+    async def end(self, url: str) -> None:
+        """End what is left of it, at once."""
+        await asyncio.to_thread(self._end, [url], 0.0)
+
     async def restart(self, url: str) -> None:
         """End what is left of it, start it anew at the same address, and wait until it is ready."""
-        await asyncio.to_thread(self._end, [url], 0.0)
+        await self.end(url)
         self._spawn(url)
         try:
             await self._wait_until_ready(url)
