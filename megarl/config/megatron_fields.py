@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megarl.config import catalogue
+from megarl.config.annotations import accepts
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.schema import RunConfig
 
@@ -26,8 +27,6 @@ _FILES: dict[str, tuple[tuple[str, str], ...]] = {
     _OPTIMIZER: (("optimizer/optimizer_config.py", _OPTIMIZER),),
     _DDP: (("distributed/distributed_data_parallel_config.py", _DDP),),
 }
-_PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
-_LISTS = ("list", "List", "tuple", "Tuple")
 
 _OF_THE_MODEL = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels layernorm_epsilon "
@@ -137,7 +136,7 @@ def _check_options(section: str, options: Mapping[str, Any], owners: tuple[str, 
                 (path,),
                 (f"Options are the fields of its {' and '.join(owners)}.",),
             )
-        elif not _accepts(known[option], value):
+        elif not accepts(known[option], value, foreign=False):
             kind = ast.unparse(known[option])
             yield Problem(
                 "MRL-1003",
@@ -162,32 +161,10 @@ def _fields(file: Path, cls: str) -> Iterator[tuple[str, ast.expr]]:
                     yield statement.target.id, statement.annotation
 
 
-def _accepts(annotation: ast.expr, value: Any) -> bool:
-    """Whether a YAML value fits; a list's elements are left to Megatron."""
-    if isinstance(annotation, ast.Constant):
-        return annotation.value is None and value is None
-    if isinstance(annotation, ast.Name):
-        if annotation.id in _LISTS:
-            return isinstance(value, list)
-        return type(value) in _PLAIN.get(annotation.id, ())
-    if isinstance(annotation, ast.BinOp):  # X | Y
-        return _accepts(annotation.left, value) or _accepts(annotation.right, value)
-    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.value, ast.Name):
-        return False
-    inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-    if annotation.value.id == "Literal":
-        return any(isinstance(one, ast.Constant) and one.value == value for one in inner)
-    if annotation.value.id == "Optional" and value is None:
-        return True
-    if annotation.value.id in ("Optional", "Union"):
-        return any(_accepts(one, value) for one in inner)
-    return annotation.value.id in _LISTS and isinstance(value, list)
-
-
 def _is_writable(annotation: ast.expr) -> bool:
     """Whether YAML has any value but null that fits."""
     samples: tuple[Any, ...] = (1, 1.0, True, "", [])
     literals = [
         node.value for node in ast.walk(annotation) if isinstance(node, ast.Constant) and node.value is not None
     ]
-    return any(_accepts(annotation, sample) for sample in (*samples, *literals))
+    return any(accepts(annotation, sample, foreign=False) for sample in (*samples, *literals))

@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from megarl.config import catalogue
+from megarl.config.annotations import accepts
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.schema import RunConfig
 
@@ -40,10 +40,6 @@ _CLASS = "ServerArgs"
 _OWN_FILE, _FIELD_FILES = "srt/server_args.py", "srt/arg_groups/fields/*.py"
 # A field that is written ``A[type, help]``.
 _WITH_HELP = ("A", "Annotated")
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),),
-    "list": (list,), "List": (list,), "tuple": (list,), "Tuple": (list,), "dict": (dict,), "Dict": (dict,),
-}  # fmt: skip
 
 
 def check_sglang(config: RunConfig) -> Iterator[Problem]:
@@ -66,7 +62,7 @@ def check_sglang(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 "MRL-1001", f"{dotted(path)} is not an option of the installed SGLang.{meant}", (path,), (hint,)
             )
-        elif not _accepts(known[option], value):
+        elif not accepts(known[option], value, foreign=True):
             kind = ast.unparse(known[option])
             yield Problem("MRL-1003", f"{dotted(path)}={show(value)} is not allowed. It must be {kind}.", (path,))
 
@@ -121,25 +117,3 @@ def _fields_of(cls: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
 def _instead(option: str) -> str:
     setting = DECIDED_BY[option]
     return f"Use {setting} instead." if setting else "megarl's own calls depend on it, so it is fixed. Remove the line."
-
-
-def _accepts(annotation: ast.expr, value: Any) -> bool:
-    """Whether a YAML value fits. What is not plain, and what is inside lists, is left to SGLang."""
-    if isinstance(annotation, ast.Constant):
-        if isinstance(annotation.value, str):  # an annotation in quotation marks
-            return _accepts(ast.parse(annotation.value, mode="eval").body, value)
-        return annotation.value is None and value is None
-    if isinstance(annotation, ast.Name):
-        return annotation.id not in _PLAIN or type(value) in _PLAIN[annotation.id]
-    if isinstance(annotation, ast.BinOp):  # X | Y
-        return _accepts(annotation.left, value) or _accepts(annotation.right, value)
-    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.value, ast.Name):
-        return True
-    inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-    if annotation.value.id == "Literal":
-        return any(isinstance(one, ast.Constant) and one.value == value for one in inner)
-    if annotation.value.id == "Optional" and value is None:
-        return True
-    if annotation.value.id in ("Optional", "Union"):
-        return any(_accepts(one, value) for one in inner)
-    return _accepts(annotation.value, value)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 NamedTensor = tuple[str, torch.Tensor]
+# SGLang's word for how tensors are sent, in megarl's own way: a manifest, and memory to read them from
+SHARED_MEMORY = "megarl_shared_memory"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # of every piece's first byte, so that a view of any dtype is aligned

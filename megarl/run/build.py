@@ -30,7 +30,7 @@ from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import GENERATE, ServerServing
 from megarl.run.checkpoints import Checkpoints, SavePlan
-from megarl.run.engines import Engines, Generation, InRankEngines
+from megarl.run.engines import Connected, Engines, InRankEngines
 from megarl.run.eval_schedule import Schedule
 from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
 from megarl.run.inputs import Inputs, max_prompt_tokens
@@ -176,7 +176,7 @@ class Builder:
             first_phases=(models.policy.train_phase,),
         )
 
-    def _main_stage(self, models: Models, generation: Generation | None, residency: Residency) -> Stage:
+    def _main_stage(self, models: Models, generation: Connected | None, residency: Residency) -> Stage:
         config = self._config
         supervised = isinstance(config.algorithm, SftSettings)
         settings = config.algorithm
@@ -224,7 +224,7 @@ class Builder:
             first_phases=(UPDATE, GENERATE) if config.generates and not supervised else (models.policy.train_phase,),
         )
 
-    def _rollouts(self, generation: Generation | None, residency: Residency) -> Rollouts:
+    def _rollouts(self, generation: Connected | None, residency: Residency) -> Rollouts:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
             return DemonstrationRollouts(
@@ -269,7 +269,7 @@ class Builder:
             rollout.max_new_tokens, temperature, rollout.top_p, rollout.top_k, self._inputs.tokenizer.stop_token_ids
         )
 
-    def _evaluator(self, generation: Generation, residency: Residency, stage_ends: tuple[int, ...]) -> Evaluator:
+    def _evaluator(self, generation: Connected, residency: Residency, stage_ends: tuple[int, ...]) -> Evaluator:
         config = self._config
         sets = [
             EvalSet(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
-
-import torch
 
 from megarl.config.layout import max_sequence_length, model_shape
 from megarl.config.schema import RunConfig
@@ -19,14 +16,11 @@ from megarl.rollout.serving import InRankServing, ServerServing
 from megarl.run.residency import Residency
 from megarl.run.roles import run_dtype
 from megarl.run.sync import EngineSync
-from megarl.weights.inprocess import InProcessTransport
-
-# the trainer's weights by Hugging Face name, bucket by bucket; collective
-Export = Callable[[], Iterable[list[tuple[str, torch.Tensor]]]]
+from megarl.weights.inprocess import Export, InProcessTransport
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Connected:
     """What a run that samples needs: engines that answer, and weights in them."""
 
     serving: InRankServing | ServerServing
@@ -40,7 +34,7 @@ class Engines(Protocol):
     def parts(self) -> dict[str, OffloadPart]:
         """What they take of the trainer's devices, by the names of the phase table."""
 
-    def connect(self, export: Export, residency: Residency) -> Generation:
+    def connect(self, export: Export, residency: Residency) -> Connected:
         """Make the road from the trainer's weights to them. Collective."""
 
     def close(self) -> None:
@@ -68,12 +62,12 @@ class InRankEngines:
             "engine.kv_cache": EngineMemory(self._engine, "kv_cache"),
         }
 
-    def connect(self, export: Export, residency: Residency) -> Generation:
+    def connect(self, export: Export, residency: Residency) -> Connected:
         """See `Engines`."""
         transport = InProcessTransport(export, self._engine, self._world)
         sync = EngineSync(transport, residency, lambda: False)
         fleet = EmbeddedFleet(self._engine, self._world)
-        return Generation(InRankServing(fleet, sync.refresh, residency.phase), sync)
+        return Connected(InRankServing(fleet, sync.refresh, residency.phase), sync)
 
     def close(self) -> None:
         """Nothing was started."""

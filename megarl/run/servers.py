@@ -27,12 +27,13 @@ from megarl.generation.servers.processes import ServerSpec, StartedServers
 from megarl.generation.servers.router import Router, start_router
 from megarl.generation.servers.sglang_args import SglangModel, sglang_args, sglang_environment
 from megarl.rollout.serving import ServerServing
-from megarl.run.engines import Export, Generation
+from megarl.run.engines import Connected
 from megarl.run.residency import Residency
 from megarl.run.roles import run_dtype
 from megarl.run.sync import EngineSync
 from megarl.weights.broadcast import BroadcastRoad
 from megarl.weights.disk import DiskRoad
+from megarl.weights.inprocess import Export
 from megarl.weights.road import Road
 from megarl.weights.servers import ServerTransport
 from megarl.weights.tensor import TensorRoad
@@ -73,7 +74,7 @@ class ServerEngines:
             "engine.kv_cache": ServerMemory(self._fleet, "kv_cache", self._world),
         }
 
-    def connect(self, export: Export, residency: Residency) -> Generation:
+    def connect(self, export: Export, residency: Residency) -> Connected:
         """Make the road from the trainer's weights to them. Collective."""
         transport_name = self._transport_name()
         couriers = {one.url: one.rank if transport_name == "tensor" else DRIVER for one in self._addresses}
@@ -89,7 +90,7 @@ class ServerEngines:
         )
         sync = EngineSync(transport, residency, self._someone_lacks_weights)
         serving = ServerServing(self._fleet, sync.refresh, residency.phase, self._world)
-        return Generation(serving, sync)
+        return Connected(serving, sync)
 
     def close(self) -> None:
         """End what was started."""

@@ -12,6 +12,7 @@ from megarl.core.protocols import Engine
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
 
+# the trainer's weights by Hugging Face name, bucket by bucket; collective
 Export = Callable[[], Iterable[list[tuple[str, torch.Tensor]]]]
 
 

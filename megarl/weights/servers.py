@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import torch
 
 from megarl.core.bucket import num_bytes, recut
 from megarl.core.loop_thread import LoopThread
@@ -14,10 +12,9 @@ from megarl.core.world import DRIVER, World
 from megarl.metrics.meter import Meter
 from megarl.weights.attest import Attestor
 from megarl.weights.delivery import Delivery
+from megarl.weights.inprocess import Export
 from megarl.weights.road import Road, Server
 from megarl.weights.tally import Tally
-
-Export = Callable[[], Iterable[list[tuple[str, torch.Tensor]]]]
 
 
 class ServerTransport:

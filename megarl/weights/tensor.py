@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from megarl.core.bucket import NamedTensor, lay_out, pack
+from megarl.core.bucket import SHARED_MEMORY, NamedTensor, lay_out, pack
 from megarl.weights.memory_file import MemoryFile
 from megarl.weights.road import Server, of_each, update_options
 from megarl.weights.sglang_payload import write_payload
 
-SHARED_MEMORY = "megarl_shared_memory"
 # the fastest of those that tools/bench/push_speed.py tries
 BUCKET_BYTES = 16 * 2**20
 

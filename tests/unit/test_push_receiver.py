@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from megarl.core.bucket import lay_out, pack, recut
+from megarl.core.bucket import SHARED_MEMORY, lay_out, pack, recut
 from megarl.core.engine_fault import EngineFault
 from megarl.weights.disk import DiskRoad
 from megarl.weights.memory_file import MemoryFile
-from megarl.weights.tensor import SHARED_MEMORY, TensorRoad
+from megarl.weights.tensor import TensorRoad
 from tests.unit.embedded_models import make_model
 from tests.unit.one_rank import one_rank_world
 from tests.unit.push_servers import Pusher, pusher, running_servers

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from aiohttp import web
 
-from megarl.core.bucket import DTYPES, BadManifest, NamedTensor, read_shape
+from megarl.core.bucket import DTYPES, SHARED_MEMORY, BadManifest, NamedTensor, read_shape
 from megarl.core.errors import EngineError
 from megarl.core.update_group import UpdateGroup, reach_store
 from megarl.generation.embedded.arrivals import MappedFiles, VersionFiles
@@ -24,7 +24,6 @@ from megarl.generation.embedded.weights import name_some
 from megarl.generation.embedded.worker import EngineWorker
 
 T = TypeVar("T")
-_SHARED_MEMORY = "megarl_shared_memory"
 # for others to come to a group, and for a broadcast
 _GROUP_SECONDS = 60.0
 _MAX_GROUP_SIZE = 1 << 20
@@ -102,8 +101,8 @@ class WeightReceiver:
 
     async def _from_tensor(self, body: Mapping[str, Any]) -> None:
         self._check_open("update_weights_from_tensor")
-        if body.get("load_format") != _SHARED_MEMORY:
-            raise ValueError(f"load_format must be {_SHARED_MEMORY}: nothing is unpickled here")
+        if body.get("load_format") != SHARED_MEMORY:
+            raise ValueError(f"load_format must be {SHARED_MEMORY}: nothing is unpickled here")
         tensors = self._mapped.tensors(body["manifest"])
         await self._write(tensors, _version(body))
 
