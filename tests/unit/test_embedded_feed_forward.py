@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from megarl.config.model_shape import ExpertShape
 from megarl.generation.embedded.feed_forward import add_experts_
+from megarl.generation.embedded.matrix import Matrix
 from megarl.generation.embedded.weights import ExpertWeights, MlpWeights
 
 # The small ones are asked together; the large ones are too much work for that and are asked in turn.
@@ -25,9 +26,15 @@ def make_experts(size: str, top_k: int, shared: bool, normalize: bool = True) ->
         routers=random(num_experts + shared, hidden),
         gate_up=random(num_experts, 2 * intermediate, hidden),
         down=random(num_experts, hidden, intermediate),
-        shared=MlpWeights(random(2 * 40, hidden), random(hidden, 40)) if shared else None,
+        shared=MlpWeights(sealed(random(2 * 40, hidden)), sealed(random(hidden, 40))) if shared else None,
     )
     return weights, ExpertShape(num_experts, top_k, intermediate, normalize, 40 if shared else 0)
+
+
+def sealed(plain: torch.Tensor) -> Matrix:
+    matrix = Matrix(plain)
+    matrix.seal()
+    return matrix
 
 
 def make_tokens(size: str, count: int) -> torch.Tensor:
@@ -56,7 +63,7 @@ def one_token_at_a_time(tokens: torch.Tensor, weights: ExpertWeights, shape: Exp
         for expert in chosen:
             row = row + probabilities[expert] / total * mlp(token, weights.gate_up[expert], weights.down[expert])
         if weights.shared is not None:
-            row = row + logits[-1].sigmoid() * mlp(token, weights.shared.gate_up, weights.shared.down)
+            row = row + logits[-1].sigmoid() * mlp(token, weights.shared.gate_up.values(), weights.shared.down.values())
         rows.append(row)
     return torch.stack(rows)
 

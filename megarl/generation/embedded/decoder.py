@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from megarl.config.model_shape import ModelShape
-from megarl.generation.embedded.feed_forward import add_experts_, add_mlp_
+from megarl.generation.embedded.feed_forward import add_experts_, add_mlp
 from megarl.generation.embedded.kv_pool import KvPool
 from megarl.generation.embedded.rounding import CONTEXT_STEP, MIN_ROWS
 from megarl.generation.embedded.weights import DecoderWeights, LayerWeights, MlpWeights
@@ -131,7 +131,7 @@ class Decoder:
         """Query, key and value heads ``[token, head, head_dim]``; queries and keys are rotated to their positions."""
         shape = self._shape
         normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.input_norm, shape.rms_norm_eps)
-        heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(len(hidden), -1, shape.head_dim)
+        heads = layer.qkv.times(normed, layer.qkv_bias).view(len(hidden), -1, shape.head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             queries, keys, _ = self._split(heads)
             queries.copy_(functional.rms_norm(queries, (shape.head_dim,), layer.query_norm, shape.rms_norm_eps))
@@ -147,17 +147,17 @@ class Decoder:
     def _rest_of_layer(self, hidden: torch.Tensor, mixed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """What follows attention; its residual addition happens inside the matrix product."""
         shape = self._shape
-        hidden = torch.addmm(hidden, mixed, layer.attention_out.t())
+        hidden = layer.attention_out.added_to(hidden, mixed)
         normed = functional.rms_norm(hidden, (shape.hidden_size,), layer.post_norm, shape.rms_norm_eps)
         if isinstance(layer.mlp, MlpWeights):
-            return add_mlp_(hidden, normed, layer.mlp)
+            return add_mlp(hidden, normed, layer.mlp)
         assert shape.experts is not None  # only a shape with experts has sparse layers
         return add_experts_(hidden, normed, layer.mlp, shape.experts)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         shape, weights = self._shape, self._weights
         normed = functional.rms_norm(hidden, (shape.hidden_size,), weights.final_norm, shape.rms_norm_eps)
-        return functional.linear(normed, weights.head).float()
+        return weights.head.times(normed).float()
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:

@@ -186,6 +186,7 @@ class EmbeddedEngine:
             if self._missing is not None:
                 raise EngineError("MRL-5108", "weight update: one is already running. End it before beginning another.")
             self._check_at_rest("weight update")
+            self._weights.open()
             self._missing = set(self._weights.names)
 
     def update_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -207,6 +208,7 @@ class EmbeddedEngine:
                     f"never arrived: {name_some(missing)}. Send every parameter between begin and end.",
                 )
             self._schedule.note_version(self._version)
+            self._weights.seal()
             self._missing = None
             self._is_loaded = True
             self._version = version

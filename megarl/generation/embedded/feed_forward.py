@@ -13,9 +13,9 @@ from megarl.generation.embedded.weights import ExpertWeights, MlpWeights
 _SMALL = 4_000_000
 
 
-def add_mlp_(hidden: torch.Tensor, normed: torch.Tensor, weights: MlpWeights) -> torch.Tensor:
-    """Add the MLP of ``normed`` to the residual in place; the addition happens inside the matrix product."""
-    return hidden.addmm_(_activate(functional.linear(normed, weights.gate_up)), weights.down.t())
+def add_mlp(hidden: torch.Tensor, normed: torch.Tensor, weights: MlpWeights) -> torch.Tensor:
+    """The residual plus the MLP of ``normed``; the addition happens inside the matrix product."""
+    return weights.down.added_to(hidden, _activate(weights.gate_up.times(normed)))
 
 
 def add_experts_(
@@ -33,7 +33,7 @@ def add_experts_(
         shares /= shares.sum(dim=-1, keepdim=True)
     mixed = torch.bmm(shares[:, None], _ask_chosen(normed, chosen, weights).float())[:, 0]
     if weights.shared is not None:
-        shared = functional.linear(_activate(functional.linear(normed, weights.shared.gate_up)), weights.shared.down)
+        shared = weights.shared.down.times(_activate(weights.shared.gate_up.times(normed)))
         mixed += shared.mul_(logits[:, shape.num_experts :].sigmoid())
     return hidden.add_(mixed)
 

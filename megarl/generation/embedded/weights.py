@@ -6,11 +6,12 @@ Two departures from the Hugging Face layout make decoding faster, and neither sh
 - the rows of each query and key head are reordered from rotate-half pairs ``(i, i + head_dim / 2)`` to neighbours
   ``(2i, 2i + 1)``, so that the rotary embedding is one complex multiplication. Queries and keys are reordered alike,
   so their products do not change.
+
+Matrices that every token is multiplied with serve in packed form (`matrix`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,9 +20,8 @@ import torch
 from megarl.config.model_shape import ExpertShape, ModelShape
 from megarl.core.checksum import combine, tensor_checksum
 from megarl.core.errors import EngineError
+from megarl.generation.embedded.matrix import Matrix
 
-_ALIGNMENT = 16  # elements; every parameter starts on a 64-byte boundary in fp32
-_ENDLESS = 1 << 58  # elements: more than any model has, yet its bytes can be counted
 _MAX_NAMED = 5
 
 
@@ -29,8 +29,8 @@ _MAX_NAMED = 5
 class MlpWeights:
     """A gated MLP. ``gate_up`` rows are gate, then up."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +51,57 @@ class LayerWeights:
     """One layer. ``qkv`` rows are query heads, then key heads, then value heads."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     qkv_bias: torch.Tensor | None
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    attention_out: torch.Tensor
+    attention_out: Matrix
     post_norm: torch.Tensor
     mlp: MlpWeights | ExpertWeights
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a named parameter lives: a view into the fused storage, and the shape that Hugging Face gives it."""
+    """Where a named parameter lives: a view into the fused storage, and the shape that Hugging Face gives it.
+
+    ``matrix`` is what the view is a part of, if it serves in packed form.
+    """
 
     view: torch.Tensor
     shape: tuple[int, ...]
+    matrix: Matrix | None
 
     def write(self, tensor: torch.Tensor) -> None:
         self.view.copy_(tensor.detach().reshape(self.view.shape))
 
-    def read(self) -> torch.Tensor:
-        return self.view.reshape(self.shape)
+    def read(self, whole: torch.Tensor | None) -> torch.Tensor:
+        """The parameter, out of the values of its matrix."""
+        if whole is None:
+            return self.view.reshape(self.shape)
+        return whole.as_strided(self.view.size(), self.view.stride(), self.view.storage_offset()).reshape(self.shape)
 
 
 class DecoderWeights:
-    """All parameters in one storage, which can be given back to the system and taken again."""
+    """All parameters. They are written between `open` and `seal`, each of them, and served after it.
+
+    Their memory can be given back to the system and taken again.
+    """
 
     def __init__(self, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> None:
         self._shape = shape
-        # Laid out twice: on paper to learn the size, then in memory.
-        self._lay_out(torch.empty(_ENDLESS, device="meta", dtype=dtype))
-        self._lay_out(torch.empty(self._cursor, device=device, dtype=dtype))
-        self._num_bytes = self._flat.untyped_storage().nbytes()
+        self._device = device
+        self._dtype = dtype
+        self._places: dict[str, _Place] = {}
+        self._tensors: list[tuple[torch.Tensor, int]] = []  # what is always plain, and its bytes
+        self._matrices: list[Matrix] = []
+        self.embedding = self._add("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+        self.layers = [self._add_layer(index) for index in range(shape.num_layers)]
+        self.final_norm = self._add("model.norm.weight", shape.hidden_size)
+        if shape.tied_embeddings:
+            self.head = Matrix(self.embedding, is_shared=True)
+            self._matrices.append(self.head)
+        else:
+            self.head = self._add_matrix([("lm_head.weight", shape.vocab_size)], shape.hidden_size)
 
     @property
     def names(self) -> frozenset[str]:
@@ -92,7 +111,13 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes held now; 0 while released."""
-        return self._flat.untyped_storage().nbytes()
+        plain = sum(tensor.untyped_storage().nbytes() for tensor, _ in self._tensors)
+        return plain + sum(matrix.num_bytes for matrix in self._matrices)
+
+    def open(self) -> None:
+        """Get ready to be written; the values are undefined."""
+        for matrix in self._matrices:
+            matrix.open()
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Copy one parameter into its place."""
@@ -107,9 +132,19 @@ class DecoderWeights:
             )
         place.write(tensor)
 
+    def seal(self) -> None:
+        """Get ready to serve what was written, one matrix after the other."""
+        for matrix in self._matrices:
+            matrix.seal()
+
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter as Hugging Face lays it out."""
-        return ((name, place.read()) for name, place in self._places.items())
+        """Every parameter that is served, as Hugging Face lays it out."""
+        matrix, whole = None, None
+        for name, place in self._places.items():
+            if place.matrix is not matrix:
+                matrix = place.matrix
+                whole = matrix.values() if matrix else None
+            yield name, place.read(whole)
 
     def checksum(self) -> int:
         """The checksum that `core.checksum` defines, over every parameter."""
@@ -117,23 +152,16 @@ class DecoderWeights:
 
     def release(self) -> None:
         """Give the memory back; the values are lost."""
-        self._flat.untyped_storage().resize_(0)
+        for tensor, _ in self._tensors:
+            tensor.untyped_storage().resize_(0)
+        for matrix in self._matrices:
+            matrix.release()
 
     def resume(self) -> None:
         """Take the memory again; the values are undefined."""
-        self._flat.untyped_storage().resize_(self._num_bytes)
-
-    def _lay_out(self, flat: torch.Tensor) -> None:
-        shape = self._shape
-        self._flat = flat
-        self._cursor = 0
-        self._places: dict[str, _Place] = {}
-        self.embedding = self._add("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
-        self.layers = [self._add_layer(index) for index in range(shape.num_layers)]
-        self.final_norm = self._add("model.norm.weight", shape.hidden_size)
-        self.head = self.embedding
-        if not shape.tied_embeddings:
-            self.head = self._add("lm_head.weight", shape.vocab_size, shape.hidden_size)
+        for tensor, num_bytes in self._tensors:
+            tensor.untyped_storage().resize_(num_bytes)
+        self.open()
 
     def _describe(self, name: str) -> str:
         hint = ""
@@ -142,37 +170,46 @@ class DecoderWeights:
         return f"this {self._shape.architecture} with {self._shape.num_layers} layers.{hint}"
 
     def _take(self, *size: int) -> torch.Tensor:
-        count = math.prod(size)
-        taken = self._flat[self._cursor : self._cursor + count].view(size)
-        self._cursor += _aligned(count)
+        taken = torch.empty(size, device=self._device, dtype=self._dtype)
+        self._tensors.append((taken, taken.untyped_storage().nbytes()))
         return taken
 
     def _add(self, name: str, *size: int) -> torch.Tensor:
-        tensor = self._take(*size)
-        self._places[name] = _Place(tensor, size)
-        return tensor
+        return self._add_fused([(name, size[0])], *size[1:])
 
     def _add_fused(self, parts: list[tuple[str, int]], *trailing: int) -> torch.Tensor:
         """Several named parameters of equal width, one below the other."""
         fused = self._take(sum(num_rows for _, num_rows in parts), *trailing)
+        self._name_parts(parts, fused, None)
+        return fused
+
+    def _add_matrix(self, parts: list[tuple[str, int]], num_columns: int) -> Matrix:
+        """Several named parameters of equal width, one below the other, to be multiplied with."""
+        num_rows = sum(count for _, count in parts)
+        plain = torch.empty(num_rows, num_columns, device=self._device, dtype=self._dtype)
+        matrix = Matrix(plain)
+        self._matrices.append(matrix)
+        self._name_parts(parts, plain, matrix)
+        return matrix
+
+    def _name_parts(self, parts: list[tuple[str, int]], fused: torch.Tensor, matrix: Matrix | None) -> None:
         start = 0
         for name, num_rows in parts:
-            self._places[name] = _Place(fused[start : start + num_rows], (num_rows, *trailing))
+            self._places[name] = _Place(fused[start : start + num_rows], (num_rows, *fused.shape[1:]), matrix)
             start += num_rows
-        return fused
 
     def _pair_rotary(self, name: str) -> None:
         """Let what is written under this name land in neighbouring pairs (see the top of the file)."""
         place, half = self._places[name], self._shape.head_dim // 2
         paired = place.view.view(-1, half, 2, *place.shape[1:]).transpose(1, 2)
-        self._places[name] = _Place(paired, place.shape)
+        self._places[name] = _Place(paired, place.shape, place.matrix)
 
     def _add_mlp(self, prefix: str, intermediate_size: int) -> MlpWeights:
         hidden = self._shape.hidden_size
         gate_up = [(f"{prefix}.{part}_proj.weight", intermediate_size) for part in ("gate", "up")]
         return MlpWeights(
-            gate_up=self._add_fused(gate_up, hidden),
-            down=self._add(f"{prefix}.down_proj.weight", hidden, intermediate_size),
+            gate_up=self._add_matrix(gate_up, hidden),
+            down=self._add_matrix([(f"{prefix}.down_proj.weight", hidden)], intermediate_size),
         )
 
     def _add_experts(self, prefix: str, experts: ExpertShape) -> ExpertWeights:
@@ -186,8 +223,8 @@ class DecoderWeights:
         for index in range(experts.num_experts):
             name = f"{prefix}.experts.{index}"
             for part, view in zip(("gate", "up"), gate_up[index].chunk(2), strict=True):
-                self._places[f"{name}.{part}_proj.weight"] = _Place(view, (intermediate, hidden))
-            self._places[f"{name}.down_proj.weight"] = _Place(down[index], (hidden, intermediate))
+                self._places[f"{name}.{part}_proj.weight"] = _Place(view, (intermediate, hidden), None)
+            self._places[f"{name}.down_proj.weight"] = _Place(down[index], (hidden, intermediate), None)
         return ExpertWeights(self._add_fused(routers, hidden), gate_up, down, shared)
 
     def _add_layer(self, index: int) -> LayerWeights:
@@ -201,11 +238,11 @@ class DecoderWeights:
 
         layer = LayerWeights(
             input_norm=self._add(f"{prefix}.input_layernorm.weight", hidden),
-            qkv=self._add_fused(projections("weight"), hidden),
+            qkv=self._add_matrix(projections("weight"), hidden),
             qkv_bias=self._add_fused(projections("bias")) if shape.qkv_bias else None,
             query_norm=self._add(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
             key_norm=self._add(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-            attention_out=self._add(f"{attention}.o_proj.weight", hidden, query_size),
+            attention_out=self._add_matrix([(f"{attention}.o_proj.weight", hidden)], query_size),
             post_norm=self._add(f"{prefix}.post_attention_layernorm.weight", hidden),
             mlp=(
                 self._add_experts(f"{prefix}.mlp", experts)
@@ -225,10 +262,6 @@ def name_some(names: Iterable[str]) -> str:
     listed = sorted(names)
     rest = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
     return ", ".join(listed[:_MAX_NAMED]) + rest
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
 def _query_size(shape: ModelShape) -> int:
