@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, StringConstraints
+from pydantic import BeforeValidator
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
+from megarl.config.data import DataSettings
+from megarl.config.evaluation import EvalSetSettings, EvalSettings
 from megarl.config.generation import GenerationSettings, WeightsSettings
 from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
-from megarl.config.names import DATASETS, DatasetName, RewardName, TokenizerName, name_as_mapping
+from megarl.config.names import TokenizerName, name_as_mapping
 from megarl.config.parallel import ParallelSettings
+from megarl.config.rewards import RewardSettings
 from megarl.config.roles import ActorSettings, CriticSettings, OptimizerSettings, ReferenceSettings, WarmupSettings
+from megarl.config.rollout import RolloutSettings
 from megarl.config.section import REQUIRED, Section, section, setting
 from megarl.config.tracking import TrackerKwargs, TrackWith
 
@@ -25,9 +29,6 @@ __all__ = ["ActorSettings", "CriticSettings", "OptimizerSettings", "ParallelSett
 
 _MANY = 1_000_000_000
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-_SET_PART = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?"
-_SET_NAME = rf"^{_SET_PART}(/{_SET_PART}){{0,3}}$"
-_DATA_RULE = f"a JSONL file or a built-in task: {', '.join(DATASETS)}"
 
 
 class RunSettings(Section):
@@ -86,145 +87,6 @@ class ModelSettings(Section):
         "auto",
         "Weights and activations; auto: bf16 on CUDA, fp32 on CPU. Gradients and optimizer are always fp32.",
         elsewhere="torch_dtype precision params_dtype bf16 model_dtype",
-    )
-
-
-class RolloutSettings(Section):
-    """What is generated in a step."""
-
-    prompts_per_step: int = setting(
-        32, "Prompts per step.", ge=1, le=_MANY, elsewhere="rollout_batch_size train_batch_size batch_size num_prompts"
-    )
-    group_size: int = setting(
-        8,
-        "Samples per prompt. grpo needs at least 2.",
-        ge=1,
-        le=1_000_000,
-        elsewhere="num_generations n n_samples_per_prompt num_return_sequences num_samples rollout_n",
-    )
-    max_new_tokens: int = setting(
-        REQUIRED,
-        "Longest response; longer ones are cut.",
-        ge=1,
-        le=_MANY,
-        elsewhere="max_tokens response_length max_response_length max_completion_length max_length",
-    )
-    max_prompt_tokens: int = setting(
-        1024,
-        "Longest prompt that is accepted. With max_new_tokens it sizes the engine's memory.",
-        ge=1,
-        le=_MANY,
-        elsewhere="max_prompt_length prompt_length",
-    )
-    temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
-    top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)
-    top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0: off.", ge=0, le=_MANY)
-    max_staleness: int = setting(
-        0,
-        "How many steps old the weights may be that a sample comes from. Above 0, servers that are not colocated "
-        "generate ahead while the trainer trains.",
-        ge=0,
-        le=1_000,
-        elsewhere="max_head_offpolicyness staleness_threshold async_steps off_policy_steps",
-    )
-    extra_prompts: int = setting(
-        0,
-        "Prompts that a step starts beyond prompts_per_step. It takes the first prompts_per_step groups that finish; "
-        "only with servers.",
-        ge=0,
-        le=_MANY,
-        elsewhere="over_sampling_batch_size",
-    )
-    unfinished: Literal["restart", "carry_over"] = setting(
-        "restart",
-        "What becomes of the groups that a step did not wait for: the next one starts them anew, or goes on where "
-        "they stopped (partial rollout).",
-        elsewhere="partial_rollout",
-    )
-    record: bool = setting(
-        False,
-        "Write every group, in full precision, to rollouts/ in the run's directory.",
-        elsewhere="save_debug_rollout_data",
-    )
-    replay: str | None = setting(
-        None,
-        "Train from the groups that another run recorded in this directory (its rollouts/), without an engine.",
-        min_length=1,
-        elsewhere="load_debug_rollout_data debug_train_only",
-    )
-    only: bool = setting(
-        False, "Generate, score and record; train nothing.", elsewhere="debug_rollout_only rollout_only"
-    )
-    kept_groups: int = setting(
-        0,
-        "Groups of every tenth step that are written to samples/, texts included, for people to read; 0: none.",
-        ge=0,
-        le=1_000_000,
-        elsewhere="rollout_data_dir log_samples num_examine",
-    )
-
-
-class DataSettings(Section):
-    """The prompts to train on."""
-
-    train: DatasetName = setting(
-        REQUIRED,
-        "The training prompts.",
-        rule=_DATA_RULE,
-        elsewhere="train_files train_file train_data dataset prompt_data",
-    )
-    prompt_key: str = setting("prompt", "Key of a row's prompt.", min_length=1, elsewhere="input_key")
-    answer_key: str = setting("answer", "Key of a row's reference answer.", min_length=1, elsewhere="label_key")
-    demonstration_key: str = setting("demonstration", "Key of a row's worked answer.", min_length=1)
-    shuffle: bool = setting(True, "Draw prompts in a new order in every epoch.")
-    bad_rows: Literal["error", "skip"] = setting("error", "Stop at rows that cannot be read, or leave them out.")
-    max_bad_rows: int = setting(100, "Most rows that bad_rows=skip leaves out; more are an error.", ge=0, le=_MANY)
-
-
-class RewardSettings(Section):
-    """The reward function. ``reward: NAME`` is short for ``reward: {name: NAME}``."""
-
-    name: RewardName = setting(
-        "exact_match",
-        "The reward function.",
-        rule='exact_match, coin_flip, or the import path of a function: "package.module:function"',
-    )
-    options: dict[str, Any] = setting(
-        {}, "Keyword arguments of the function. exact_match takes `after`: compare what follows the last such text."
-    )
-
-
-class EvalSetSettings(Section):
-    """One set of prompts to evaluate on, under a name of your choice."""
-
-    data: DatasetName = setting(REQUIRED, "The prompts.", rule=_DATA_RULE)
-    num_samples: int = setting(1, "Samples per prompt (the k of best-of-k).", ge=1, le=100_000, elsewhere="n k")
-    temperature: float = setting(0.0, "Sampling temperature; 0: the likeliest token.", ge=0, le=100)
-    max_prompts: int = setting(256, "Only the first prompts of the set, at most so many.", ge=1, le=_MANY)
-    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] | None = setting(
-        None, "How answers are scored; null: like training samples."
-    )
-
-
-class EvalSettings(Section):
-    """When and on what the policy is evaluated."""
-
-    every: int = setting(
-        0,
-        "Steps between evaluations; 0: none in between.",
-        ge=0,
-        le=_MANY,
-        elsewhere="eval_interval test_freq",
-    )
-    before_training: bool = setting(True, "Evaluate before the first step.", elsewhere="val_before_train")
-    at_end: bool = setting(True, "Evaluate after the last step.")
-    sets: dict[Annotated[str, StringConstraints(pattern=_SET_NAME)], EvalSetSettings] = setting(
-        {}, "The sets, by name.", rule="a mapping from names of sets to their settings"
-    )
-    bench_sets: dict[Annotated[str, StringConstraints(pattern=_SET_NAME)], EvalSetSettings] = setting(
-        {},
-        "Sets that are evaluated once, after the last step; reported under bench/.",
-        rule="a mapping from names of sets to their settings",
     )
 
 

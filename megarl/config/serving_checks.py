@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.problems import KeyPath, Problem
-from megarl.config.schema import RolloutSettings, RunConfig
+from megarl.config.rollout import RolloutSettings
+from megarl.config.schema import RunConfig
 
 _ENGINE: KeyPath = ("generation", "engine")
 _NUM_SERVERS: KeyPath = ("generation", "num_servers")

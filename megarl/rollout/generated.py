@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from megarl.core.protocols import SamplingParams
 from megarl.core.sample import Group
-from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.meter import Meter
-from megarl.rewards.reward import RewardFunction
-from megarl.rewards.score import score_groups
+from megarl.rewards.scorer import Scorer
+from megarl.rollout.answering import Answering, Questions
 from megarl.rollout.prompt_stream import PromptStream
-from megarl.rollout.serving import SCORE, Enter, Serving
-from megarl.rollout.single_turn import groups_of, requests_for
+from megarl.rollout.serving import SCORE, Enter
 from megarl.rollout.statistics import report_rollouts
 
 # writes a step's scored groups down, with the epoch that they belong to
@@ -44,19 +42,20 @@ class RolloutPlan:
 class Marking:
     """What every rollout goes through once it is drawn: it is scored, reported and, if asked, recorded."""
 
-    def __init__(self, reward: RewardFunction, plan: RolloutPlan, enter: Enter, record: Record) -> None:
-        self._reward = reward
+    def __init__(self, scorer: Scorer, plan: RolloutPlan, enter: Enter, record: Record) -> None:
+        self._scorer = scorer
         self._plan = plan
         self._enter = enter
         self._record = record
 
-    def mark(self, step: int, groups: Sequence[Group], epoch: int, meter: Meter) -> None:
-        """Score the groups that ``step`` trains on."""
+    def mark(self, step: int, groups: Sequence[Group], epoch: int, meter: Meter) -> list[Group]:
+        """Score the groups; gives those that ``step`` trains on."""
         with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
-            score_groups(groups, self._reward)
+            groups = self._scorer.finish(groups, meter)
         plan, next_version = self._plan, self._plan.version_before(step) + 1
         report_rollouts(groups, plan.params.max_new_tokens, plan.max_prompt_tokens, next_version, meter)
         self._record(step, groups, epoch)
+        return groups
 
 
 class GeneratedRollouts:
@@ -64,12 +63,9 @@ class GeneratedRollouts:
     thinking.
     """
 
-    def __init__(
-        self, prompts: PromptStream, tokenizer: Tokenizer, serving: Serving, plan: RolloutPlan, marking: Marking
-    ) -> None:
+    def __init__(self, prompts: PromptStream, answering: Answering, plan: RolloutPlan, marking: Marking) -> None:
         self._prompts = prompts
-        self._tokenizer = tokenizer
-        self._serving = serving
+        self._answering = answering
         self._plan = plan
         self._marking = marking
 
@@ -82,8 +78,9 @@ class GeneratedRollouts:
         """The step's scored groups on the driver, [] elsewhere. Collective."""
         plan = self._plan
         prompts = self._prompts.draw(plan.prompts_per_step)
-        requests = requests_for(prompts, str(step), plan.group_size, plan.params, (plan.seed, "sampling", step))
-        generations = self._serving.generate(plan.version_before(step), requests, "timing_s/gen", meter, meter)
-        groups = groups_of(prompts, requests, generations, self._tokenizer)
-        self._marking.mark(step, groups, self.epoch, meter)
-        return groups
+        questions = Questions(str(step), prompts, plan.group_size, plan.params, (plan.seed, "sampling", step))
+        version = plan.version_before(step)
+        (groups,) = self._answering.answer([questions], version, "timing_s/gen", meter, meter)
+        marked = self._marking.mark(step, groups, self.epoch, meter)
+        self._answering.report(meter)
+        return marked

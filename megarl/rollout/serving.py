@@ -30,6 +30,9 @@ class Serving(Protocol):
         Generating counts as ``timer``; what the engines say of themselves goes to ``statistics``. Collective.
         """
 
+    def report(self, statistics: Statistics) -> None:
+        """What servers went through since the last time."""
+
 
 class InRankServing:
     """One engine inside each rank."""
@@ -46,6 +49,9 @@ class InRankServing:
         self._refresh(version, meter)
         with meter.timed(timer), self._enter(GENERATE, meter):
             return self._fleet.generate(requests, statistics)
+
+    def report(self, statistics: Statistics) -> None:
+        """Nothing: there are no servers."""
 
 
 class ServerServing:

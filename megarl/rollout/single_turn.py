@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
-from megarl.core.protocols import Generation, GenerationRequest, SamplingParams
+from megarl.core.protocols import Generation, GenerationRequest, SamplingParams, Statistics
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.core.seeding import derive_seed
 from megarl.data.tokenizer import Tokenizer
+from megarl.metrics.meter import Meter
+from megarl.rollout.answering import Questions
+from megarl.rollout.serving import Serving
+
+
+class SingleTurn:
+    """Prompts are answered once, all of a call at the same time."""
+
+    def __init__(self, serving: Serving, tokenizer: Tokenizer) -> None:
+        self._serving = serving
+        self._tokenizer = tokenizer
+
+    def answer(
+        self, questions: Sequence[Questions], version: int, timer: str, meter: Meter, statistics: Statistics
+    ) -> list[list[Group]]:
+        """See `Answering`."""
+        asked = [requests_for(one.prompts, one.name, one.num_samples, one.params, one.seed_parts) for one in questions]
+        everything = [request for requests in asked for request in requests]
+        answers = iter(self._serving.generate(version, everything, timer, meter, statistics))
+        return [
+            groups_of(one.prompts, requests, list(islice(answers, len(requests))), self._tokenizer)
+            for one, requests in zip(questions, asked, strict=True)
+        ]
+
+    def report(self, statistics: Statistics) -> None:
+        """See `Answering`."""
+        self._serving.report(statistics)
 
 
 def requests_for(

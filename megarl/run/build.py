@@ -23,12 +23,14 @@ from megarl.core.world import World
 from megarl.data.prompts import Cursor
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.optim import OptimizerSettings
+from megarl.rollout.answering import Answering
 from megarl.rollout.demonstrations import DemonstrationRollouts
 from megarl.rollout.generated import GeneratedRollouts, Marking, RolloutPlan, keep_no_record
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
 from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import GENERATE, ServerServing
+from megarl.rollout.single_turn import SingleTurn
 from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.engines import Connected, Engines, InRankEngines
 from megarl.run.eval_schedule import Schedule
@@ -249,9 +251,9 @@ class Builder:
         assert generation is not None, "built whenever something is generated"
         prompts = self._prompts("main", "prompts")
         record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
-        marking = Marking(inputs.reward, plan, residency.phase, record)
+        marking = Marking(inputs.scorer, plan, residency.phase, record)
         if not isinstance(generation.serving, ServerServing):
-            return GeneratedRollouts(prompts, inputs.tokenizer, generation.serving, plan, marking)
+            return GeneratedRollouts(prompts, self._answering(generation), plan, marking)
         ahead = AheadPlan(
             config.num_steps_ahead,
             rollout.max_staleness,
@@ -278,7 +280,7 @@ class Builder:
                 self._inputs.eval_prompts.get((kind, name), []),
                 settings.num_samples,
                 self._sampling(settings.temperature),
-                self._inputs.eval_rewards.get((kind, name), self._inputs.reward),
+                self._inputs.eval_scorers.get((kind, name), self._inputs.scorer),
             )
             for kind, name, settings in config.eval_sets
         ]
@@ -286,8 +288,11 @@ class Builder:
         best = best_of if config.metrics.best_of == "exact" else bootstrap_best_of
         detailed = config.metrics.detailed_stats or config.monitor.detailed_stats
         summarise = partial(at_k, detailed=detailed, best=best)
-        tokenizer, seed = self._inputs.tokenizer, config.run.seed
-        return Evaluator(sets, schedule, tokenizer, generation.serving, residency.phase, seed, summarise)
+        answering = self._answering(generation)
+        return Evaluator(sets, schedule, answering, residency.phase, config.run.seed, summarise)
+
+    def _answering(self, generation: Connected) -> Answering:
+        return SingleTurn(generation.serving, self._inputs.tokenizer)
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config

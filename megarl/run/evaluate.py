@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 from megarl.algorithms.rewards import require_rewards
 from megarl.core.protocols import SamplingParams
 from megarl.core.sample import Group, Prompt
-from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.at_k import standard_error
 from megarl.metrics.meter import Meter
-from megarl.rewards.reward import RewardFunction
-from megarl.rewards.score import score_groups
-from megarl.rollout.serving import SCORE, Enter, Serving
-from megarl.rollout.single_turn import groups_of, requests_for
+from megarl.rewards.scorer import Scorer
+from megarl.rollout.answering import Answering, Questions
+from megarl.rollout.serving import SCORE, Enter
 from megarl.run.eval_schedule import Schedule
 
 # scores[prompt][attempt] -> statistics by name, mean@k and so on
@@ -32,7 +29,7 @@ class EvalSet:
     prompts: Sequence[Prompt]
     num_samples: int
     params: SamplingParams
-    reward: RewardFunction
+    scorer: Scorer
 
 
 class Evaluator:
@@ -42,16 +39,14 @@ class Evaluator:
         self,
         sets: Sequence[EvalSet],
         schedule: Schedule,
-        tokenizer: Tokenizer,
-        serving: Serving,
+        answering: Answering,
         enter: Enter,
         seed: int,
         summarise: Summarise,
     ) -> None:
         self._sets = sets
         self._schedule = schedule
-        self._tokenizer = tokenizer
-        self._serving = serving
+        self._answering = answering
         self._enter = enter
         self._seed = seed
         self._summarise = summarise
@@ -62,31 +57,19 @@ class Evaluator:
         sets = [eval_set for eval_set in self._sets if due[eval_set.kind]]
         if not sets:
             return False
-        answered = self._answer(sets, step, meter)
-        with meter.timed("timing_s/testing"), self._enter(SCORE, meter):
-            for eval_set, groups in zip(sets, answered, strict=True):
-                score_groups(groups, eval_set.reward)
-        for eval_set, groups in zip(sets, answered, strict=True):
-            self._report(eval_set, groups, meter)
-        return True
-
-    def _answer(self, sets: Sequence[EvalSet], step: int, meter: Meter) -> list[list[Group]]:
-        """The groups of every set, on the driver. All sets are asked for at once."""
-        asked = [
-            requests_for(
-                one.prompts, f"{one.kind}/{one.name}", one.num_samples, one.params, (self._seed, "evaluation", one.name)
+        questions = [
+            Questions(
+                f"{one.kind}/{one.name}", one.prompts, one.num_samples, one.params, (self._seed, "evaluation", one.name)
             )
             for one in sets
         ]
-        everything = [request for requests in asked for request in requests]
         # The engines' own statistics would mix with those of the training samples.
-        generations = self._serving.generate(step, everything, "timing_s/testing", meter, Meter())
-        answers = iter(generations)
-        groups = []
-        for one, requests in zip(sets, asked, strict=True):
-            own = list(islice(answers, len(requests)))
-            groups.append(groups_of(one.prompts, requests, own, self._tokenizer))
-        return groups
+        answered = self._answering.answer(questions, step, "timing_s/testing", meter, Meter())
+        with meter.timed("timing_s/testing"), self._enter(SCORE, meter):
+            scored = [one.scorer.finish(groups, meter) for one, groups in zip(sets, answered, strict=True)]
+        for eval_set, groups in zip(sets, scored, strict=True):
+            self._report(eval_set, groups, meter)
+        return True
 
     def _report(self, eval_set: EvalSet, groups: Sequence[Group], meter: Meter) -> None:
         if not groups:

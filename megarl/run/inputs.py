@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.layout import max_sequence_length, model_shape
-from megarl.config.schema import RewardSettings, RunConfig
+from megarl.config.rewards import RewardSettings
+from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.sample import Prompt
 from megarl.data.jsonl_prompts import PromptField
 from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.load import load_reward
-from megarl.rewards.reward import RewardFunction
+from megarl.rewards.scorer import Scorer
 from megarl.rollout.prompt_stream import require_room
 
 logger = logging.getLogger(__name__)
@@ -30,17 +31,17 @@ class Inputs:
     """Everything that a run reads. Ranks other than the driver have no prompts."""
 
     tokenizer: Tokenizer
-    reward: RewardFunction
+    scorer: Scorer
     train_prompts: PromptSource | None
     # by (eval or bench, name of the set)
     eval_prompts: Mapping[tuple[str, str], Sequence[Prompt]]
     # only of sets that are not scored like training samples
-    eval_rewards: Mapping[tuple[str, str], RewardFunction]
+    eval_scorers: Mapping[tuple[str, str], Scorer]
 
     def close(self) -> None:
         """Give back what rewards hold open."""
-        for reward in (self.reward, *self.eval_rewards.values()):
-            reward.close()
+        for scorer in (self.scorer, *self.eval_scorers.values()):
+            scorer.close()
 
 
 def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) -> Inputs:
@@ -56,16 +57,16 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
             f"model.tokenizer={tokenizer.name!r} has {tokenizer.vocab_size} tokens, but the model's vocab_size is "
             f"{shape.vocab_size}. Use the tokenizer that belongs to the model.",
         )
-    reward = load_reward(config.reward.name, config.reward.options)
-    eval_rewards: dict[tuple[str, str], RewardFunction] = {
-        (kind, name): load_reward(own.reward.name, own.reward.options)
+    scorer = Scorer(load_reward(config.reward.name, config.reward.options))
+    eval_scorers: dict[tuple[str, str], Scorer] = {
+        (kind, name): Scorer(load_reward(own.reward.name, own.reward.options))
         for kind, name, own in config.eval_sets
         if own.reward is not None
     }
     if not with_prompts:
-        return Inputs(tokenizer, reward, None, {}, eval_rewards)
+        return Inputs(tokenizer, scorer, None, {}, eval_scorers)
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, reward, train, evals, eval_rewards)
+    return Inputs(tokenizer, scorer, train, evals, eval_scorers)
 
 
 def max_prompt_tokens(config: RunConfig) -> int:

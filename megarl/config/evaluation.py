@@ -1,0 +1,50 @@
+"""When and on what the policy is evaluated."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, StringConstraints
+
+from megarl.config.data import DATA_RULE
+from megarl.config.names import DatasetName, name_as_mapping
+from megarl.config.rewards import RewardSettings
+from megarl.config.section import REQUIRED, Section, setting
+
+_MANY = 1_000_000_000
+_SET_PART = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?"
+_SET_NAME = rf"^{_SET_PART}(/{_SET_PART}){{0,3}}$"
+
+
+class EvalSetSettings(Section):
+    """One set of prompts to evaluate on, under a name of your choice."""
+
+    data: DatasetName = setting(REQUIRED, "The prompts.", rule=DATA_RULE)
+    num_samples: int = setting(1, "Samples per prompt (the k of best-of-k).", ge=1, le=100_000, elsewhere="n k")
+    temperature: float = setting(0.0, "Sampling temperature; 0: the likeliest token.", ge=0, le=100)
+    max_prompts: int = setting(256, "Only the first prompts of the set, at most so many.", ge=1, le=_MANY)
+    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] | None = setting(
+        None, "How answers are scored; null: like training samples."
+    )
+
+
+class EvalSettings(Section):
+    """When and on what the policy is evaluated."""
+
+    every: int = setting(
+        0,
+        "Steps between evaluations; 0: none in between.",
+        ge=0,
+        le=_MANY,
+        elsewhere="eval_interval test_freq",
+    )
+    before_training: bool = setting(True, "Evaluate before the first step.", elsewhere="val_before_train")
+    at_end: bool = setting(True, "Evaluate after the last step.")
+    sets: dict[Annotated[str, StringConstraints(pattern=_SET_NAME)], EvalSetSettings] = setting(
+        {}, "The sets, by name.", rule="a mapping from names of sets to their settings"
+    )
+    bench_sets: dict[Annotated[str, StringConstraints(pattern=_SET_NAME)], EvalSetSettings] = setting(
+        {},
+        "Sets that are evaluated once, after the last step; reported under bench/.",
+        rule="a mapping from names of sets to their settings",
+    )

@@ -1,0 +1,84 @@
+"""What is generated in a step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from megarl.config.section import REQUIRED, Section, setting
+
+_MANY = 1_000_000_000
+
+
+class RolloutSettings(Section):
+    """What is generated in a step."""
+
+    prompts_per_step: int = setting(
+        32, "Prompts per step.", ge=1, le=_MANY, elsewhere="rollout_batch_size train_batch_size batch_size num_prompts"
+    )
+    group_size: int = setting(
+        8,
+        "Samples per prompt. grpo needs at least 2.",
+        ge=1,
+        le=1_000_000,
+        elsewhere="num_generations n n_samples_per_prompt num_return_sequences num_samples rollout_n",
+    )
+    max_new_tokens: int = setting(
+        REQUIRED,
+        "Longest response; longer ones are cut.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_tokens response_length max_response_length max_completion_length max_length",
+    )
+    max_prompt_tokens: int = setting(
+        1024,
+        "Longest prompt that is accepted. With max_new_tokens it sizes the engine's memory.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_prompt_length prompt_length",
+    )
+    temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
+    top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)
+    top_k: int = setting(0, "Sample from this many of the likeliest tokens; 0: off.", ge=0, le=_MANY)
+    max_staleness: int = setting(
+        0,
+        "How many steps old the weights may be that a sample comes from. Above 0, servers that are not colocated "
+        "generate ahead while the trainer trains.",
+        ge=0,
+        le=1_000,
+        elsewhere="max_head_offpolicyness staleness_threshold async_steps off_policy_steps",
+    )
+    extra_prompts: int = setting(
+        0,
+        "Prompts that a step starts beyond prompts_per_step. It takes the first prompts_per_step groups that finish; "
+        "only with servers.",
+        ge=0,
+        le=_MANY,
+        elsewhere="over_sampling_batch_size",
+    )
+    unfinished: Literal["restart", "carry_over"] = setting(
+        "restart",
+        "What becomes of the groups that a step did not wait for: the next one starts them anew, or goes on where "
+        "they stopped (partial rollout).",
+        elsewhere="partial_rollout",
+    )
+    record: bool = setting(
+        False,
+        "Write every group, in full precision, to rollouts/ in the run's directory.",
+        elsewhere="save_debug_rollout_data",
+    )
+    replay: str | None = setting(
+        None,
+        "Train from the groups that another run recorded in this directory (its rollouts/), without an engine.",
+        min_length=1,
+        elsewhere="load_debug_rollout_data debug_train_only",
+    )
+    only: bool = setting(
+        False, "Generate, score and record; train nothing.", elsewhere="debug_rollout_only rollout_only"
+    )
+    kept_groups: int = setting(
+        0,
+        "Groups of every tenth step that are written to samples/, texts included, for people to read; 0: none.",
+        ge=0,
+        le=1_000_000,
+        elsewhere="rollout_data_dir log_samples num_examine",
+    )
