@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 
 import torch
@@ -13,11 +14,8 @@ _MASK = (1 << 63) - 1
 
 def tensor_checksum(name: str, tensor: torch.Tensor) -> int:
     """Checksum of one parameter's bits. A changed bit, a swapped pair of elements or another name changes it."""
-    flat = tensor.detach().contiguous().reshape(-1).cpu()
-    words = flat.view(torch.int16 if flat.element_size() == 2 else torch.int32).to(torch.int64)
-    # Odd multipliers that vary with the position make the sum sensitive to order; int64 wraps around by design.
-    position = torch.arange(words.numel(), dtype=torch.int64) * 2 + 1
-    return derive_seed(name, tuple(tensor.shape).__str__(), int((words * position).sum().item()))
+    content = tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy()
+    return derive_seed(name, tuple(tensor.shape).__str__(), zlib.crc32(content))
 
 
 def combine(checksums: Iterable[int]) -> int:
