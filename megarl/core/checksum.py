@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections.abc import Iterable
 
@@ -14,7 +15,9 @@ _MASK = (1 << 63) - 1
 
 def tensor_checksum(name: str, tensor: torch.Tensor) -> int:
     """Checksum of one parameter's bits. A changed bit, a swapped pair of elements or another name changes it."""
-    content = tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy()
+    plain = tensor.detach().contiguous().cpu()
+    # Not as a numpy array: a storage that numpy has seen once can never be released again.
+    content = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()) if plain.nbytes else b""
     return derive_seed(name, tuple(tensor.shape).__str__(), zlib.crc32(content))
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from megarl.config.load import load_config
 from tests.e2e.runs import ROOT, SHORT, Outcome, command, environment, ledger, ranks_of, reproducible, train
 
 pytestmark = pytest.mark.slow
@@ -131,6 +133,35 @@ def test_without_servers_that_could_come_back_the_run_ends(tmp_path: Path) -> No
     outcome = disturbed(tmp_path, disturb, "run.num_steps=50", *SERVERS, "generation.max_restarts=0")
     assert outcome.code == 69
     assert "MRL-5160" in outcome.stdout and "Traceback" not in outcome.stdout
+
+
+def started(module: str) -> tuple[subprocess.Popen[str], str]:
+    """A server of the quickstart's model, not the run's own; and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdin is not None and process.stdout is not None
+    config = load_config(ROOT / "configs" / "quickstart.yaml", []).model.config
+    settings = {"model_config": config, "num_slots": 8, "max_sequence_length": 128}
+    process.stdin.write(json.dumps(settings) + "\n")
+    process.stdin.flush()
+    return process, f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
+
+
+def test_a_server_that_serves_other_weights_than_it_says_is_named_in_the_first_step(tmp_path: Path) -> None:
+    servers = [started("megarl.generation.embedded.serve"), started("tests.nudged_server")]
+    try:
+        urls = f"generation.urls=[{','.join(url for _, url in servers)}]"
+        overrides = (*SHORT, "run.num_steps=1", "eval.sets={}", "rollout.prompts_per_step=32", urls)
+        outcome = train(COIN_FLIP, tmp_path, *overrides)
+    finally:
+        for process, _ in servers:
+            process.kill()
+            process.wait()
+    assert outcome.code == 0, outcome.stderr
+    alerts = ledger(outcome)[-1]["alerts"]
+    named = servers[1][1].removeprefix("http://")
+    assert [alert["rule"] for alert in alerts if f"{named} holds other weights" in alert["message"]] == ["H27"], alerts
 
 
 def test_a_run_that_draws_ahead_is_the_same_after_a_kill(tmp_path: Path) -> None:

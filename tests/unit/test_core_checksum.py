@@ -108,3 +108,10 @@ def test_seeds_are_the_same_in_every_process() -> None:
     code = "from megarl.core.seeding import derive_seed; print(derive_seed(7, 'sampling', 3, 'prompt-1/0'))"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(text) == derive_seed(7, "sampling", 3, "prompt-1/0") == 8737720281092165041
+
+
+def test_looking_at_a_tensor_does_not_pin_its_memory() -> None:
+    tensor = torch.ones(100)
+    tensor_checksum("weight", tensor)
+    tensor.untyped_storage().resize_(0)
+    assert tensor.untyped_storage().nbytes() == 0
