@@ -11,13 +11,14 @@ bits every time. With k > 1 samples that are under way go on with the new weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from megarl.core import wire
+from megarl.core.errors import ConfigError
 from megarl.core.sample import Group, Prompt
 from megarl.core.world import World
 from megarl.data.tokenizer import Tokenizer
@@ -110,6 +111,7 @@ class ServerRollouts:
         if not self._steps and not self._left_behind:
             return None
         tree = {
+            "drawn_with": self._drawn_with(),
             "epoch": self._epoch,
             "steps": {
                 str(step): {"epoch": own.epoch, "drafts": [draft.to_tree() for draft in own.drafts]}
@@ -123,12 +125,36 @@ class ServerRollouts:
         """Go on from what `state` gave the driver. Collective."""
         tree: dict[str, Any] = wire.decode(state.tobytes()) if state is not None else {}
         if tree:
+            self._require_same(tree["drawn_with"])
             self._epoch = tree["epoch"]
             self._left_behind = [Draft.from_tree(draft) for draft in tree["left_behind"]]
             for step, own in tree["steps"].items():
                 self._steps[int(step)] = _Step([Draft.from_tree(draft) for draft in own["drafts"]], own["epoch"])
         for step in self._world.broadcast(list(self._steps)):
             self._steps.setdefault(step, _Step([], 0))
+
+    def _drawn_with(self) -> dict[str, int | float]:
+        """The settings that samples which are drawn ahead depend on."""
+        params = self._plan.params
+        return {
+            "rollout.group_size": self._plan.group_size,
+            "rollout.max_new_tokens": params.max_new_tokens,
+            "rollout.temperature": params.temperature,
+            "rollout.top_p": params.top_p,
+            "rollout.top_k": params.top_k,
+            "rollout.max_staleness": self._ahead.max_staleness,
+        }
+
+    def _require_same(self, before: Mapping[str, int | float]) -> None:
+        changed = [
+            f"{key}: was {before[key]}, is {now}" for key, now in self._drawn_with().items() if before[key] != now
+        ]
+        if changed:
+            raise ConfigError(
+                "MRL-1505",
+                "the checkpoint holds samples that were drawn ahead under other settings "
+                f"({'; '.join(changed)}).\nSet them back, start over with --fresh, or give this run another run.name.",
+            )
 
     def _begin(self, steps: Sequence[int], version: int, meter: Meter) -> None:
         """Ask for the samples of these steps, under weights ``version`` and later ones. Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
 import socket
@@ -14,6 +15,7 @@ import torch
 
 from megarl.config.layout import hf_config_of, max_sequence_length, model_shape
 from megarl.config.schema import RunConfig
+from megarl.core.errors import EngineError
 from megarl.core.loop_thread import LoopThread
 from megarl.core.protocols import OffloadPart
 from megarl.core.secret import Secret, resolve
@@ -146,7 +148,14 @@ class ServerEngines:
             return 1
         own = self._config.generation
         devices = num_ranks if own.colocated else torch.cuda.device_count() - num_ranks
-        return max(1, devices // own.tp_size)
+        if devices < own.tp_size:
+            raise EngineError(
+                "MRL-5157",
+                f"an SGLang server needs {own.tp_size} GPUs (generation.tp_size), and {devices} are there for it: "
+                f"{num_ranks} ranks on this machine, generation.colocated={str(own.colocated).lower()}. Use fewer ranks "
+                "per machine, a smaller generation.tp_size, or colocate.",
+            )
+        return devices // own.tp_size
 
     def _spec(self, number: int, num_ranks: int, host: str) -> ServerSpec:
         config, own, device = self._config, self._config.generation, self._world.device.type
@@ -235,7 +244,14 @@ class ServerEngines:
 
 
 def _own_address() -> str:
-    """This machine's address on the network that it shares with the driver's."""
+    """This machine's address on the network that it shares with the driver's, which must be a private one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ.get("MASTER_ADDR", _LOOPBACK), 9))  # nothing is sent
-        return str(probe.getsockname()[0])
+        address = str(probe.getsockname()[0])
+    if not ipaddress.ip_address(address).is_private:
+        raise EngineError(
+            "MRL-5156",
+            f"generation servers would listen on {address}, which is a public address. Let MASTER_ADDR be an address "
+            "of the cluster's private network.",
+        )
+    return address

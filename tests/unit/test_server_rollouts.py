@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megarl.core.errors import ConfigError
 from megarl.core.protocols import Generation, GenerationRequest, SamplingParams
 from megarl.core.sample import Prompt, VersionSpan
 from megarl.core.world import World
@@ -156,6 +157,15 @@ def test_what_is_drawn_ahead_survives_a_restart(world: World) -> None:
     for step in (4, 5, 6, 7):
         assert same(whole.collect(step, Meter()), second.collect(step, Meter()))
         assert whole.epoch == second.epoch
+
+
+def test_samples_that_were_drawn_ahead_are_not_trained_on_under_other_settings(world: World) -> None:
+    first = rollouts(world, ScriptedServers(), num_steps_ahead=2, max_staleness=2)
+    first.collect(1, Meter())
+    first.settle(1, Meter())
+    second = rollouts(world, ScriptedServers(), num_steps_ahead=1, max_staleness=1)
+    with pytest.raises(ConfigError, match=r"MRL-1505 .*rollout.max_staleness: was 2, is 1"):
+        second.restore(first.state())
 
 
 def test_a_run_that_draws_nothing_ahead_has_nothing_to_save(world: World) -> None:
