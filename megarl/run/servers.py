@@ -152,8 +152,8 @@ class ServerEngines:
             raise EngineError(
                 "MRL-5157",
                 f"an SGLang server needs {own.tp_size} GPUs (generation.tp_size), and {devices} are there for it: "
-                f"{num_ranks} ranks on this machine, generation.colocated={str(own.colocated).lower()}. Use fewer ranks "
-                "per machine, a smaller generation.tp_size, or colocate.",
+                f"{num_ranks} ranks on this machine, generation.colocated={str(own.colocated).lower()}. Use fewer "
+                "ranks per machine, a smaller generation.tp_size, or colocate.",
             )
         return devices // own.tp_size
 
