@@ -17,6 +17,18 @@ from numpy.typing import NDArray
 Finish = Literal["stop", "length", "abort"]
 
 
+# a turn of a conversation: "role" and "content", and what else a chat template reads
+Message = Mapping[str, Any]
+
+
+class Turn(NamedTuple):
+    """A stretch of a conversation after the prompt: whose tokens they are, and their text."""
+
+    speaker: Literal["policy", "environment"]
+    text: str
+    num_tokens: int
+
+
 class VersionSpan(NamedTuple):
     """Weights ``version`` drew the response's tokens ``start`` to ``stop``, the latter excluded."""
 
@@ -36,6 +48,8 @@ class Prompt:
     demonstration: str | None = None
     task: str = "default"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # what ``text`` was rendered from, if the row holds a conversation
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(slots=True)
@@ -46,7 +60,10 @@ class Sample:
     loss_mask: NDArray[np.int8]
     rollout_logprobs: NDArray[np.float32]
     finish: Finish
+    # what the policy said; of a conversation of several turns, all that was said after the prompt
     response: str = ""
+    # of a conversation of several turns; empty for one answer
+    turns: tuple[Turn, ...] = ()
     # of the oldest weights that drew any of it; ``spans`` says which drew what, and is empty if these drew all
     version: int = 0
     spans: tuple[VersionSpan, ...] = ()
@@ -58,6 +75,10 @@ class Sample:
     # What the reward function gave. None until scored; a failed reward never becomes a number.
     reward: float | None = None
     scores: dict[str, float] = field(default_factory=dict)
+    # what a conversation's own function said that it was worth, for the reward "outcome"
+    outcome: float | None = None
+    # why there is no reward although it was asked for; empty if nothing failed
+    failure: str = ""
     # The reward after normalisation and clipping, which is what is learned from; None until credited.
     shaped_reward: float | None = None
     # How much the sample counts in the policy's loss, relative to others.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megarl.core.sample import Group
+from megarl.core.protocols import Statistics
+from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.reward import RewardFunction
 from megarl.rewards.score import score_groups
 
@@ -15,9 +16,15 @@ class Scorer:
     def __init__(self, reward: RewardFunction) -> None:
         self._reward = reward
 
-    def score(self, groups: Sequence[Group]) -> None:
-        """Give every sample of the groups its ``reward`` and ``scores``."""
+    def submit(self, prompt: Prompt, sample: Sample) -> None:
+        """Begin to score a finished sample, in the background, while others are still being drawn."""
+
+    def finish(self, groups: Sequence[Group], meter: Statistics) -> list[Group]:  # noqa: ARG002
+        """Wait until every sample of the groups has its ``reward`` and ``scores``; what was not submitted is scored
+        now. Gives the groups that the policy for failed rewards leaves, in their order.
+        """
         score_groups(groups, self._reward)
+        return list(groups)
 
     def close(self) -> None:
         """End what was started."""

@@ -48,13 +48,14 @@ class Marking:
         self._enter = enter
         self._record = record
 
-    def mark(self, step: int, groups: Sequence[Group], epoch: int, meter: Meter) -> None:
-        """Score the groups that ``step`` trains on."""
+    def mark(self, step: int, groups: Sequence[Group], epoch: int, meter: Meter) -> list[Group]:
+        """Score the groups; gives those that ``step`` trains on."""
         with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
-            self._scorer.score(groups)
+            groups = self._scorer.finish(groups, meter)
         plan, next_version = self._plan, self._plan.version_before(step) + 1
         report_rollouts(groups, plan.params.max_new_tokens, plan.max_prompt_tokens, next_version, meter)
         self._record(step, groups, epoch)
+        return groups
 
 
 class GeneratedRollouts:
@@ -80,6 +81,6 @@ class GeneratedRollouts:
         questions = Questions(str(step), prompts, plan.group_size, plan.params, (plan.seed, "sampling", step))
         version = plan.version_before(step)
         (groups,) = self._answering.answer([questions], version, "timing_s/gen", meter, meter)
-        self._marking.mark(step, groups, self.epoch, meter)
+        marked = self._marking.mark(step, groups, self.epoch, meter)
         self._answering.report(meter)
-        return groups
+        return marked

@@ -95,9 +95,9 @@ class ServerRollouts:
         own = self._steps.pop(step)
         self._epoch = own.epoch
         groups = [draft.group(self._tokenizer) for draft in own.drafts]
-        self._marking.mark(step, groups, own.epoch, meter)
+        marked = self._marking.mark(step, groups, own.epoch, meter)
         self._serving.report(meter)
-        return groups
+        return marked
 
     def settle(self, step: int, meter: Meter) -> None:
         """Wait for everything that is under way after ``step``. Whoever writes the state down does this first.

@@ -66,9 +66,8 @@ class Evaluator:
         # The engines' own statistics would mix with those of the training samples.
         answered = self._answering.answer(questions, step, "timing_s/testing", meter, Meter())
         with meter.timed("timing_s/testing"), self._enter(SCORE, meter):
-            for eval_set, groups in zip(sets, answered, strict=True):
-                eval_set.scorer.score(groups)
-        for eval_set, groups in zip(sets, answered, strict=True):
+            scored = [one.scorer.finish(groups, meter) for one, groups in zip(sets, answered, strict=True)]
+        for eval_set, groups in zip(sets, scored, strict=True):
             self._report(eval_set, groups, meter)
         return True
 
