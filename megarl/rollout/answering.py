@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from megarl.core.protocols import SamplingParams, Statistics
-from megarl.core.sample import Group, Prompt
+from megarl.core.sample import Group, Prompt, Sample
 from megarl.metrics.meter import Meter
+
+# takes a sample as soon as it is drawn, while others still are; of the driver, from any thread
+OnSample = Callable[[Prompt, Sample], None]
+
+
+def take_no_notice(prompt: Prompt, sample: Sample) -> None:
+    """For whoever wants samples only when all are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class Questions:
     num_samples: int
     params: SamplingParams
     seed_parts: tuple[int | str, ...]
+    on_sample: OnSample = take_no_notice
 
 
 class Answering(Protocol):

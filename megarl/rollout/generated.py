@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megarl.core.protocols import SamplingParams
-from megarl.core.sample import Group
+from megarl.core.sample import Group, Prompt, Sample
 from megarl.metrics.meter import Meter
 from megarl.rewards.scorer import Scorer
 from megarl.rollout.answering import Answering, Questions
@@ -48,6 +48,10 @@ class Marking:
         self._enter = enter
         self._record = record
 
+    def begin(self, prompt: Prompt, sample: Sample) -> None:
+        """Begin to score a sample that is drawn, in the background. Of the driver."""
+        self._scorer.submit(prompt, sample)
+
     def mark(self, step: int, groups: Sequence[Group], epoch: int, meter: Meter) -> list[Group]:
         """Score the groups; gives those that ``step`` trains on."""
         with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
@@ -78,7 +82,8 @@ class GeneratedRollouts:
         """The step's scored groups on the driver, [] elsewhere. Collective."""
         plan = self._plan
         prompts = self._prompts.draw(plan.prompts_per_step)
-        questions = Questions(str(step), prompts, plan.group_size, plan.params, (plan.seed, "sampling", step))
+        seed_parts = (plan.seed, "sampling", step)
+        questions = Questions(str(step), prompts, plan.group_size, plan.params, seed_parts, self._marking.begin)
         version = plan.version_before(step)
         (groups,) = self._answering.answer([questions], version, "timing_s/gen", meter, meter)
         marked = self._marking.mark(step, groups, self.epoch, meter)

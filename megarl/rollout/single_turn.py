@@ -30,10 +30,15 @@ class SingleTurn:
         asked = [requests_for(one.prompts, one.name, one.num_samples, one.params, one.seed_parts) for one in questions]
         everything = [request for requests in asked for request in requests]
         answers = iter(self._serving.generate(version, everything, timer, meter, statistics))
-        return [
+        answered = [
             groups_of(one.prompts, requests, list(islice(answers, len(requests))), self._tokenizer)
             for one, requests in zip(questions, asked, strict=True)
         ]
+        for one, groups in zip(questions, answered, strict=True):
+            for group in groups:
+                for sample in group.samples:
+                    one.on_sample(group.prompt, sample)
+        return answered
 
     def report(self, statistics: Statistics) -> None:
         """See `Answering`."""

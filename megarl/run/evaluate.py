@@ -59,7 +59,12 @@ class Evaluator:
             return False
         questions = [
             Questions(
-                f"{one.kind}/{one.name}", one.prompts, one.num_samples, one.params, (self._seed, "evaluation", one.name)
+                f"{one.kind}/{one.name}",
+                one.prompts,
+                one.num_samples,
+                one.params,
+                (self._seed, "evaluation", one.name),
+                one.scorer.submit,
             )
             for one in sets
         ]
