@@ -11,6 +11,7 @@ from typing import Any
 
 from megarl.config.chat import ChatSettings
 from megarl.config.problems import show
+from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -24,6 +25,9 @@ class TemplateSource:
 
     path: Path
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.path} (sha256 {self.sha256[:12]})"
 
     @property
     def sha256(self) -> str:
@@ -55,8 +59,26 @@ def named_tokens(directory: Path) -> dict[str, str]:
     return found
 
 
+def template_of(config: RunConfig) -> TemplateSource | None:
+    """The chat template of a run."""
+    return find_template(config.chat, config.model.tokenizer or config.model.path or "")
+
+
 def find_template(settings: ChatSettings, tokenizer: str) -> TemplateSource | None:
     """The chat template that these settings choose; None: prompts are plain text. ``tokenizer``: as in the config."""
+    found = _find(settings, tokenizer)
+    if found is None and (settings.system is not None or settings.options):
+        key = "chat.options" if settings.system is None else "chat.system"
+        raise ConfigError(
+            "MRL-1435",
+            f"{key} is set, but there is no chat template that could read it: "
+            f"chat.template={show(settings.template)}, tokenizer {show(tokenizer)}.\n"
+            "Name a template (chat.template: FILE.jinja), or put the text into the prompts.",
+        )
+    return found
+
+
+def _find(settings: ChatSettings, tokenizer: str) -> TemplateSource | None:
     if settings.template == "none":
         return None
     if settings.template != "auto":

@@ -122,14 +122,6 @@ def load_encoder(settings: ChatSettings, tokenizer: Tokenizer) -> PromptEncoder:
     """The encoder that these settings choose, with its template tried out."""
     source = find_template(settings, tokenizer.name)
     if source is None:
-        if settings.system is not None or settings.options:
-            key = "chat.options" if settings.system is None else "chat.system"
-            raise ConfigError(
-                "MRL-1435",
-                f"{key} is set, but there is no chat template that could read it "
-                f"(chat.template={settings.template}, tokenizer {show(tokenizer.name)}).\n"
-                "Name one (chat.template: FILE.jinja), or put the text into the prompts.",
-            )
         return PromptEncoder(tokenizer)
     template = ChatTemplate(source, tokenizer.control, tokenizer.named_tokens, settings)
     return PromptEncoder(tokenizer, template, settings.system)
