@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
+from megarl.config.chat import RESERVED_OPTIONS
 from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.roles import TrainedSettings
@@ -20,6 +21,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
     """Every contradiction in the configuration."""
     return [
         *_model(config),
+        *_chat(config),
         *_rollout(config),
         *check_serving(config),
         *_schedules(config),
@@ -58,6 +60,13 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             (own, tokenizer),
             ("Write model.tokenizer: builtin:characters, or a directory with tokenizer.json.",),
         )
+
+
+def _chat(config: RunConfig) -> Iterator[Problem]:
+    for name in RESERVED_OPTIONS:
+        if name in config.chat.options:
+            path = ("chat", "options", name)
+            yield Problem("MRL-1012", f"{dotted(path)} is given to the template by megarl itself.", (path,))
 
 
 def _rollout(config: RunConfig) -> Iterator[Problem]:

@@ -7,15 +7,20 @@ from pathlib import Path
 
 from megarl.config.problems import KeyPath, dotted, show
 from megarl.config.schema import RunConfig
+from megarl.config.tokenizer_files import template_of
 from megarl.core.errors import MissingInputError
 
 
 def require_inputs(config: RunConfig) -> None:
-    """Raise one `MissingInputError` that names everything missing. Relative paths start at the working directory."""
+    """Raise one `MissingInputError` that names everything missing. Relative paths start at the working directory.
+
+    A chat template that cannot be read, or settings for one that is not there, are a `ConfigError`.
+    """
     missing = [*_weights(config), *_tokenizer(config), *_data(config)]
     if missing:
         code = missing[0].partition(" ")[0]
         raise MissingInputError(code, "\n".join(missing).removeprefix(f"{code} "))
+    template_of(config)
 
 
 def _weights(config: RunConfig) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
+from megarl.config.chat import ChatSettings
 from megarl.config.data import DataSettings
 from megarl.config.evaluation import EvalSetSettings, EvalSettings
 from megarl.config.generation import GenerationSettings, WeightsSettings
@@ -135,6 +136,7 @@ class RunConfig(Section):
     generation: GenerationSettings = section(GenerationSettings, "The engine that generates.")
     weights: WeightsSettings = section(WeightsSettings, "How new weights reach the engines.")
     data: DataSettings = setting(REQUIRED, "The prompts to train on.")
+    chat: ChatSettings = section(ChatSettings, "How questions and conversations are put to the model.")
     reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] = section(
         RewardSettings, "The reward function."
     )

@@ -11,6 +11,7 @@ from megarl.config.parallel import ParallelSettings
 from megarl.config.phases import on_device, phases, residents
 from megarl.config.problems import show
 from megarl.config.schema import RunConfig
+from megarl.config.tokenizer_files import template_of
 
 _MAX_ROWS = 16
 
@@ -47,6 +48,7 @@ def _model(config: RunConfig, shape: ModelShape) -> str:
         ("attention", f"{shape.num_heads} heads, {shape.num_kv_heads} kv heads, head size {shape.head_dim}"),
         *_expert_rows(shape),
         ("vocabulary", f"{shape.vocab_size:,} tokens, at most {shape.max_positions:,} positions"),
+        ("chat template", str(template_of(config) or "none: prompts are plain text")),
     ]
     return "Model\n" + _table(rows)
 

@@ -1,24 +1,26 @@
-"""Text to token ids and back, without special tokens sneaking in.
+"""Text to token ids and back, without control tokens sneaking in.
 
 Prompts are foreign text. Whatever they spell, `Tokenizer.encode` never yields a control token: ``"<|im_end|>"`` in a
-prompt is encoded as the characters that it is made of. Nothing is ever downloaded.
+prompt is encoded as the characters that it is made of (see `control_tokens`). Nothing is ever downloaded.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from megarl.config.tokenizer_files import named_tokens, read_object
 from megarl.core.errors import ConfigError, DataError, MissingInputError
 from megarl.core.excerpt import excerpt
+from megarl.data.control_tokens import ControlTokens
 
 CHARACTERS = " 0123456789+-*=:?#,.abcdefghijklmnopqrstuvwxyz"
 CHARACTERS_VOCAB_SIZE = 64
@@ -30,6 +32,7 @@ class Tokenizer:
 
     ``eos_token_id`` ends a demonstration; sampling stops at any of ``stop_token_ids``, which include it. Every id is
     below ``vocab_size``. ``alphabet`` holds the only characters that can be encoded; None when any text can.
+    ``named_tokens`` are the texts of ``bos_token``, ``eos_token`` and so on.
     """
 
     def __init__(
@@ -39,25 +42,31 @@ class Tokenizer:
         eos_token_id: int,
         stop_token_ids: Iterable[int],
         alphabet: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
     ) -> None:
         # A tokenizer.json may ask for truncation or padding; a prompt must arrive whole and alone.
         backend.no_truncation()
         backend.no_padding()
-        backend.encode_special_tokens = True  # the library's word for: special strings in text are plain text
         self.name = name
         self.eos_token_id = eos_token_id
         self.stop_token_ids = tuple(sorted({eos_token_id, *stop_token_ids}))
+        self.named_tokens = dict(named_tokens or {})
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
         self._backend = backend
         self._alphabet = alphabet
         self._outside_alphabet = None if alphabet is None else re.compile(f"[^{re.escape(alphabet)}]")
 
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The control tokens. Made when first asked for: not every rank has text to encode."""
+        return ControlTokens(self._backend)
+
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Token ids of ``text``; no BOS, no EOS, no control tokens."""
+        """Token ids of ``text``; no BOS, no EOS, no control tokens but those under their secret names."""
         problem = self.why_not_encodable(text)
         if problem is not None:
             raise DataError("MRL-2004", f"{problem} Text: {excerpt(text)}.")
-        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        return self.control.encode(text)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ``ids``; control tokens are left out unless asked for."""
@@ -76,7 +85,7 @@ class Tokenizer:
     def why_not_encodable(self, text: str) -> str | None:
         """One sentence that names what cannot be encoded, or None. Much cheaper than encoding."""
         if self._outside_alphabet is not None:
-            found = self._outside_alphabet.search(text)
+            found = self._outside_alphabet.search(self.control.without_names(text))
             if found is not None:
                 return f"The character {found[0]!r} is not in the vocabulary of {self.name} ({self._alphabet!r})."
         elif not text.isascii():
@@ -104,7 +113,9 @@ def _characters() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([_PAD, _EOS])
-    return Tokenizer("builtin:characters", backend, names.index(_EOS), (), CHARACTERS)
+    return Tokenizer(
+        "builtin:characters", backend, names.index(_EOS), (), CHARACTERS, {"eos_token": _EOS, "pad_token": _PAD}
+    )
 
 
 def _from_directory(directory: Path) -> Tokenizer:
@@ -129,13 +140,13 @@ def _from_directory(directory: Path) -> Tokenizer:
             f"{directory}: no file names the token that ends a text.\n"
             'Write "eos_token" into tokenizer_config.json, or "eos_token_id" into generation_config.json.',
         )
-    return Tokenizer(str(directory), backend, eos_token_id, stop_token_ids)
+    return Tokenizer(str(directory), backend, eos_token_id, stop_token_ids, named_tokens=named_tokens(directory))
 
 
 def _eos_token_id(directory: Path, backend: tokenizers.Tokenizer) -> int | None:
     """The tokenizer's own end-of-text token, given by its text."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = _read_object(directory / name).get("eos_token")
+        token = read_object(directory / name).get("eos_token")
         if isinstance(token, dict):  # a serialized AddedToken
             token = token.get("content")
         if token is None:
@@ -150,7 +161,7 @@ def _eos_token_id(directory: Path, backend: tokenizers.Tokenizer) -> int | None:
 def _stop_token_ids(directory: Path) -> list[int]:
     """What the model was made to stop at: one id or several, of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
-        found = _read_object(directory / name).get("eos_token_id")
+        found = read_object(directory / name).get("eos_token_id")
         if found is None:
             continue
         ids = found if isinstance(found, list) else [found]
@@ -160,16 +171,3 @@ def _stop_token_ids(directory: Path) -> list[int]:
             )
         return ids
     return []
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError("MRL-1402", f"{path}: not valid JSON ({excerpt(str(error))}).") from error
-    if not isinstance(content, dict):
-        raise ConfigError("MRL-1402", f"{path}: must hold a JSON object.")
-    return content

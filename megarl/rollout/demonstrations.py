@@ -8,7 +8,7 @@ import numpy as np
 
 from megarl.core.errors import DataError
 from megarl.core.sample import Group, Prompt, Sample
-from megarl.data.tokenizer import Tokenizer
+from megarl.data.encoder import PromptEncoder
 from megarl.metrics.meter import Meter
 from megarl.rollout.prompt_stream import PromptStream
 from megarl.rollout.serving import Enter
@@ -21,10 +21,10 @@ class DemonstrationRollouts:
     """``batch_size`` demonstrations per step, each a group of one."""
 
     def __init__(
-        self, prompts: PromptStream, tokenizer: Tokenizer, batch_size: int, max_tokens: int, enter: Enter
+        self, prompts: PromptStream, encoder: PromptEncoder, batch_size: int, max_tokens: int, enter: Enter
     ) -> None:
         self._prompts = prompts
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._batch_size = batch_size
         self._max_tokens = max_tokens
         self._enter = enter
@@ -44,7 +44,7 @@ class DemonstrationRollouts:
 
     def _sample(self, prompt: Prompt) -> Sample:
         assert prompt.demonstration is not None, "checked when the data was opened"
-        response = np.append(self._tokenizer.encode(prompt.demonstration), self._tokenizer.eos_token_id)
+        response = self._encoder.encode_demonstration(prompt.demonstration)
         num_prompt = len(prompt.token_ids)
         if num_prompt + len(response) > self._max_tokens:
             raise DataError(

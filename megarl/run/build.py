@@ -164,7 +164,7 @@ class Builder:
             last_step=warmup.num_steps,
             rollouts=DemonstrationRollouts(
                 self._prompts("warmup", "warm-up demonstrations"),
-                self._inputs.tokenizer,
+                self._inputs.encoder,
                 warmup.batch_size,
                 self._shape.max_positions,
                 residency.phase,
@@ -231,7 +231,7 @@ class Builder:
         if isinstance(config.algorithm, SftSettings):
             return DemonstrationRollouts(
                 self._prompts("main", "demonstrations"),
-                inputs.tokenizer,
+                inputs.encoder,
                 config.algorithm.batch_size,
                 self._shape.max_positions,
                 residency.phase,
@@ -268,7 +268,7 @@ class Builder:
         rollout = self._config.rollout
         assert rollout is not None, "checked with the configuration"
         return SamplingParams(
-            rollout.max_new_tokens, temperature, rollout.top_p, rollout.top_k, self._inputs.tokenizer.stop_token_ids
+            rollout.max_new_tokens, temperature, rollout.top_p, rollout.top_k, self._inputs.encoder.stop_token_ids
         )
 
     def _evaluator(self, generation: Connected, residency: Residency, stage_ends: tuple[int, ...]) -> Evaluator:

@@ -13,7 +13,7 @@ from typing import Any
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.excerpt import excerpt
-from megarl.run.progress import Progress, data_digest
+from megarl.run.progress import Progress, data_digest, template_digest
 
 # Sections and settings (everything below a section counts) that already decided what the finished steps did.
 _FIXED = (
@@ -21,6 +21,7 @@ _FIXED = (
     "run.seed",
     "model",
     "data",
+    "chat",
     "warmup",
     "algorithm.name",
     "critic.path",
@@ -49,6 +50,13 @@ def require_same_run(config: RunConfig, progress: Progress) -> list[str]:
             f"data.train={config.data.train!r} has other rows than when run {config.run.name!r} started; "
             f"{progress.step} steps have drawn from the old ones.\n"
             "Put the file back, start over with --fresh, or give this run another run.name.",
+        )
+    if template_digest(config) != progress.template_digest:
+        raise ConfigError(
+            "MRL-1438",
+            f"the chat template (chat.template={config.chat.template!r}) is not the one that run {config.run.name!r} "
+            f"started with; {progress.step} steps have learned to answer the old one.\n"
+            "Put it back, start over with --fresh, or give this run another run.name.",
         )
     return [_line(change) for change in changes]
 

@@ -19,7 +19,9 @@ from megarl.checkpoint.store import Checkpoint, open_checkpoint
 from megarl.config.layout import hf_config_of, model_shape
 from megarl.config.load import load_config
 from megarl.config.schema import RunConfig
+from megarl.config.tokenizer_files import TEMPLATE_DIRECTORY, TEMPLATE_FILE, read_object, template_of
 from megarl.core.errors import ConfigError, MissingInputError, StorageError
+from megarl.data.encoder import load_encoder
 from megarl.data.tokenizer import load_tokenizer
 from megarl.run.progress import Progress
 
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
 
 _MAX_FILE_BYTES = 4 * 2**30
 _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_GENERATION_CONFIG = "generation_config.json"
 # what belongs to a tokenizer in a Hugging Face directory
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+    "merges.txt", "tokenizer.model", TEMPLATE_FILE, TEMPLATE_DIRECTORY, "chat_template.json",
 )  # fmt: skip
 
 
@@ -141,17 +144,30 @@ def _write_companions(directory: Path, config: RunConfig, checkpoint: Checkpoint
             (directory / name).write_text(content, encoding="utf-8")
     else:
         _copy(Path(config.model.tokenizer or config.model.path or ""), _TOKENIZER_FILES, directory)
-    if source is not None and (source / "generation_config.json").is_file():
-        _copy(source, ("generation_config.json",), directory)
+    template = template_of(config)
+    if template is not None and config.chat.template != "auto":  # otherwise it is among the tokenizer's files
+        (directory / TEMPLATE_FILE).write_text(template.text, encoding="utf-8", newline="")
+    _write_generation_config(directory, source, load_encoder(config.chat, tokenizer).stop_token_ids)
+
+
+def _write_generation_config(directory: Path, source: Path | None, stops: tuple[int, ...]) -> None:
+    """The published file as it is, unless the policy was trained to stop at a token that it does not name."""
+    published = read_object(source / _GENERATION_CONFIG) if source is not None else {}
+    known = published.get("eos_token_id")
+    if source is not None and {*stops} <= {*(known if isinstance(known, list) else [known])}:
+        _copy(source, (_GENERATION_CONFIG,), directory)
     else:
-        stops = list(tokenizer.stop_token_ids)
-        _write_json(directory / "generation_config.json", {"eos_token_id": stops[0] if len(stops) == 1 else stops})
+        _write_json(
+            directory / _GENERATION_CONFIG, {**published, "eos_token_id": stops[0] if len(stops) == 1 else list(stops)}
+        )
 
 
 def _copy(source: Path, names: tuple[str, ...], target: Path) -> None:
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+        elif (source / name).is_dir():
+            shutil.copytree(source / name, target / name)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

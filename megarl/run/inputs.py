@@ -12,6 +12,7 @@ from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.sample import Prompt
+from megarl.data.encoder import PromptEncoder, load_encoder
 from megarl.data.jsonl_prompts import PromptField
 from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
@@ -31,6 +32,7 @@ class Inputs:
     """Everything that a run reads. Ranks other than the driver have no prompts."""
 
     tokenizer: Tokenizer
+    encoder: PromptEncoder
     scorer: Scorer
     train_prompts: PromptSource | None
     # by (eval or bench, name of the set)
@@ -57,6 +59,7 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
             f"model.tokenizer={tokenizer.name!r} has {tokenizer.vocab_size} tokens, but the model's vocab_size is "
             f"{shape.vocab_size}. Use the tokenizer that belongs to the model.",
         )
+    encoder = load_encoder(config.chat, tokenizer)
     scorer = Scorer(load_reward(config.reward.name, config.reward.options))
     eval_scorers: dict[tuple[str, str], Scorer] = {
         (kind, name): Scorer(load_reward(own.reward.name, own.reward.options))
@@ -64,9 +67,9 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
         if own.reward is not None
     }
     if not with_prompts:
-        return Inputs(tokenizer, scorer, None, {}, eval_scorers)
+        return Inputs(tokenizer, encoder, scorer, None, {}, eval_scorers)
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, scorer, train, evals, eval_scorers)
+    return Inputs(tokenizer, encoder, scorer, train, evals, eval_scorers)
 
 
 def max_prompt_tokens(config: RunConfig) -> int:

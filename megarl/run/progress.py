@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from megarl.config.schema import RunConfig
+from megarl.config.tokenizer_files import template_of
 from megarl.core.errors import DataError
 
 
@@ -41,6 +42,8 @@ class Progress:
     config_digest: str
     # of the training data's file; None for built-in tasks
     data_digest: str | None
+    # of the chat template's text; None if prompts are plain text
+    template_digest: str | None
 
     def to_tree(self) -> dict[str, Any]:
         """JSON values only."""
@@ -68,6 +71,12 @@ def last_step_of(config: RunConfig) -> int:
 def config_digest(tree: dict[str, Any]) -> str:
     """One number for a whole configuration."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def template_digest(config: RunConfig) -> str | None:
+    """SHA-256 of the chat template; None if prompts are plain text."""
+    template = template_of(config)
+    return template.sha256 if template is not None else None
 
 
 def data_digest(config: RunConfig) -> str | None:

@@ -17,7 +17,7 @@ from megarl.data.cursor import Cursor
 from megarl.metrics.meter import Meter
 from megarl.models.random_state import restore_tracker_state, tracker_state
 from megarl.rollout.server_rollouts import ServerRollouts
-from megarl.run.progress import Best, Progress, config_digest, data_digest
+from megarl.run.progress import Best, Progress, config_digest, data_digest, template_digest
 from megarl.run.recorder import Recorder
 from megarl.run.rng import restore_rng_state, rng_state
 from megarl.run.sync import EngineSync
@@ -47,6 +47,7 @@ class RunState:
         self._parts = parts
         self._config: dict[str, Any] = config.model_dump(mode="json")
         self._data_digest = data_digest(config) if world.is_driver else None
+        self._template_digest = template_digest(config) if world.is_driver else None
 
     def settle(self, step: int, meter: Meter) -> None:
         """Before the state is written down: wait for samples that are under way after ``step``. Collective."""
@@ -79,6 +80,7 @@ class RunState:
             config=self._config,
             config_digest=config_digest(self._config),
             data_digest=self._data_digest,
+            template_digest=self._template_digest,
         )
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
