@@ -45,6 +45,8 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
     )
     if inputs.encoder.template is not None:
         recorder.announce(f"Chat template: {inputs.encoder.template.source}")
+    if world.is_driver and config.generates:
+        inputs.start_scorers()  # they warm up while the models are built
     run = Builder(config, inputs, world, recorder).build(store, stop)
     if checkpoint is not None:
         recorder.announce(_where_it_resumes(config, checkpoint, directory))
