@@ -9,7 +9,7 @@ from megarl.config.catalogue import ANY_ALGORITHM, Setting, settings
 from megarl.config.problems import CODES
 
 TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
-MAX_KEYS = 200
+MAX_KEYS = 250
 
 INTRO = """\
 # Configuration
