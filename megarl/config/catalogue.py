@@ -55,6 +55,11 @@ def general(path: KeyPath) -> KeyPath:
     return (*path[:2], NAME, *path[3:]) if is_set and len(path) > 2 else path
 
 
+def settings_of(section: type[BaseModel]) -> dict[str, Setting]:
+    """The settings of a section that stands outside the schema, by their keys."""
+    return {found.path[0]: found for found in _walk(section, (), ANY_ALGORITHM)}
+
+
 def find(path: KeyPath, algorithm: str | None) -> Setting | None:
     """The setting at ``path``, if it is one."""
     wanted = general(path)

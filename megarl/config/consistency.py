@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
-from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
+from megarl.config.reward_option_checks import check_options
 from megarl.config.roles import TrainedSettings
 from megarl.config.schema import OptimizerSettings, RunConfig
 from megarl.config.serving_checks import check_serving
@@ -130,22 +130,12 @@ def _schedules(config: RunConfig) -> Iterator[Problem]:
 
 
 def _reward(config: RunConfig) -> Iterator[Problem]:
-    known = REWARDS.get(config.reward.name)
-    if known is None:  # the user's own function: its options are checked when it is imported
-        return
-    for option, value in config.reward.options.items():
-        path = ("reward", "options", option)
-        if option not in known:
-            close = catalogue.closest(option, known)
-            meant = f" Did you mean reward.options.{close}?" if close else ""
-            yield Problem(
-                "MRL-1001",
-                f"{dotted(path)} is not an option of {config.reward.name}.{meant}",
-                (path, ("reward", "name")),
-                (f"Options of {config.reward.name}: {', '.join(known) or 'none'}.",),
-            )
-        elif value is not None and (not isinstance(value, str) or not value):
-            yield Problem("MRL-1003", f"{dotted(path)}={show(value)} is not allowed. It must be text or null.", (path,))
+    yield from check_options(config.reward.name, config.reward.options, ("reward", "options"))
+    sections = {"eval": "sets", "bench": "bench_sets"}
+    for kind, name, one in config.eval_sets:
+        if one.reward is not None:
+            path = ("eval", sections[kind], name, "reward", "options")
+            yield from check_options(one.reward.name, one.reward.options, path)
 
 
 def _eval(config: RunConfig) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megarl.config.names import RewardName
+from megarl.config.names import REWARDS, RewardName
 from megarl.config.section import Section, setting
 
 
@@ -14,8 +14,8 @@ class RewardSettings(Section):
     name: RewardName = setting(
         "exact_match",
         "The reward function.",
-        rule='exact_match, coin_flip, or the import path of a function: "package.module:function"',
+        rule=f'{", ".join(REWARDS)}, or the import path of a function: "package.module:function"',
     )
     options: dict[str, Any] = setting(
-        {}, "Keyword arguments of the function. exact_match takes `after`: compare what follows the last such text."
+        {}, "Keyword arguments of the function. docs/rewards.md lists those of the built-in ones."
     )
