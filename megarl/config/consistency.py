@@ -8,7 +8,7 @@ from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
 from megarl.config.problems import KeyPath, Problem, dotted, show
-from megarl.config.reward_option_checks import check_options
+from megarl.config.reward_checks import check_rewards
 from megarl.config.roles import TrainedSettings
 from megarl.config.schema import OptimizerSettings, RunConfig
 from megarl.config.serving_checks import check_serving
@@ -24,7 +24,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *check_serving(config),
         *_schedules(config),
         *_optimizers(config),
-        *_reward(config),
+        *check_rewards(config),
         *_eval(config),
         *_checkpoint(config),
         *check_alerts(config),
@@ -127,15 +127,6 @@ def _schedules(config: RunConfig) -> Iterator[Problem]:
             ("algorithm", "critic_warmup_steps"),
             ("run", "num_steps"),
         )
-
-
-def _reward(config: RunConfig) -> Iterator[Problem]:
-    yield from check_options(config.reward.name, config.reward.options, ("reward", "options"))
-    sections = {"eval": "sets", "bench": "bench_sets"}
-    for kind, name, one in config.eval_sets:
-        if one.reward is not None:
-            path = ("eval", sections[kind], name, "reward", "options")
-            yield from check_options(one.reward.name, one.reward.options, path)
 
 
 def _eval(config: RunConfig) -> Iterator[Problem]:

@@ -112,7 +112,6 @@ class RequestOptions(Section):
     max_tries: int = setting(
         5, "Tries about one sample. Lost connections, time-outs, 429 and 5xx are tried again.", ge=1, le=100
     )
-    max_concurrency: int = setting(64, "Requests on their way at the same time.", ge=1, le=10_000)
     api_key: str | None = setting(
         None, "Sent as `Authorization: Bearer …`.", pattern=r"^(env|file):.+$", rule="env:NAME or file:PATH, or null"
     )

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import Field
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
@@ -16,11 +16,12 @@ from megarl.config.data import DataSettings
 from megarl.config.evaluation import EvalSetSettings, EvalSettings
 from megarl.config.generation import GenerationSettings, WeightsSettings
 from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
-from megarl.config.names import TokenizerName, name_as_mapping
+from megarl.config.names import TokenizerName
 from megarl.config.parallel import ParallelSettings
-from megarl.config.rewards import RewardSettings
+from megarl.config.rewards import Rewards, RewardSettings
 from megarl.config.roles import ActorSettings, CriticSettings, OptimizerSettings, ReferenceSettings, WarmupSettings
 from megarl.config.rollout import RolloutSettings
+from megarl.config.scoring import ScoringSettings
 from megarl.config.section import REQUIRED, Section, section, setting
 from megarl.config.tracking import TrackerKwargs, TrackWith
 
@@ -135,9 +136,10 @@ class RunConfig(Section):
     generation: GenerationSettings = section(GenerationSettings, "The engine that generates.")
     weights: WeightsSettings = section(WeightsSettings, "How new weights reach the engines.")
     data: DataSettings = setting(REQUIRED, "The prompts to train on.")
-    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] = section(
-        RewardSettings, "The reward function."
+    reward: Rewards = Field(
+        default_factory=lambda: [RewardSettings()], min_length=1, description="The reward function, or several."
     )
+    scoring: ScoringSettings = section(ScoringSettings, "How rewards run.")
     eval: EvalSettings = section(EvalSettings, "When and on what the policy is evaluated.")
     checkpoint: CheckpointSettings = section(CheckpointSettings, "When the whole run is written down.")
     track_with: TrackWith = setting(

@@ -8,6 +8,7 @@ from fractions import Fraction
 from megarl.core.errors import DataError
 from megarl.core.sample import Prompt, Sample
 from megarl.rewards.final_answer import final_answer, last_words
+from megarl.rewards.math_equal import are_equal
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
@@ -39,9 +40,6 @@ def math_answer(prompt: Prompt, sample: Sample, *, last_number: bool = False) ->
     numbers = _number(gold), _number(answer)
     if None not in numbers:
         return float(numbers[0] == numbers[1])
-    # Imported here: it takes a second, and plain numbers never need it.
-    from megarl.rewards.math_equal import are_equal
-
     return float(are_equal(gold, answer))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.layout import max_sequence_length, model_shape
@@ -15,8 +16,8 @@ from megarl.core.sample import Prompt
 from megarl.data.jsonl_prompts import PromptField
 from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
-from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
+from megarl.rewards.trial import try_reward
 from megarl.rollout.prompt_stream import require_room
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,13 @@ class Inputs:
     # only of sets that are not scored like training samples
     eval_scorers: Mapping[tuple[str, str], Scorer]
 
+    def start_scorers(self) -> None:
+        """Let the workers of all rewards begin. Of the driver, when it is certain that samples will come."""
+        for scorer in (self.scorer, *self.eval_scorers.values()):
+            scorer.start()
+
     def close(self) -> None:
-        """Give back what rewards hold open."""
+        """End the rewards' workers."""
         for scorer in (self.scorer, *self.eval_scorers.values()):
             scorer.close()
 
@@ -57,9 +63,10 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
             f"model.tokenizer={tokenizer.name!r} has {tokenizer.vocab_size} tokens, but the model's vocab_size is "
             f"{shape.vocab_size}. Use the tokenizer that belongs to the model.",
         )
-    scorer = Scorer(load_reward(config.reward.name, config.reward.options))
+    logs = Path(config.run.dir) / config.run.name / "logs"
+    scorer = Scorer(config.reward, config.scoring, logs)
     eval_scorers: dict[tuple[str, str], Scorer] = {
-        (kind, name): Scorer(load_reward(own.reward.name, own.reward.options))
+        (kind, name): Scorer(own.reward, config.scoring, logs)
         for kind, name, own in config.eval_sets
         if own.reward is not None
     }
@@ -67,6 +74,19 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
         return Inputs(tokenizer, scorer, None, {}, eval_scorers)
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
     return Inputs(tokenizer, scorer, train, evals, eval_scorers)
+
+
+def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
+    """Call every reward once, in a worker; raises a `MegarlError` if one does not work, else says what they gave."""
+    train = inputs.train_prompts
+    row = train[0] if train is not None and len(train) else None
+    lines = [try_reward(reward, config.scoring, row) for reward in config.reward]
+    for kind, name, own in config.eval_sets:
+        rows = inputs.eval_prompts.get((kind, name), [])
+        for reward in own.reward or []:
+            if reward not in config.reward:
+                lines.append(try_reward(reward, config.scoring, rows[0] if rows else None))
+    return lines
 
 
 def max_prompt_tokens(config: RunConfig) -> int:
@@ -78,8 +98,8 @@ def _keys(config: RunConfig) -> PromptKeys:
     return PromptKeys(config.data.prompt_key, config.data.answer_key, config.data.demonstration_key)
 
 
-def _needs_answer(reward: RewardSettings) -> set[PromptField]:
-    return {"answer"} if reward.name == "exact_match" else set()
+def _needs_answer(rewards: Sequence[RewardSettings]) -> set[PromptField]:
+    return {"answer"} if any(reward.name == "exact_match" for reward in rewards) else set()
 
 
 def _open_train(config: RunConfig, tokenizer: Tokenizer, *, measure: bool) -> PromptSource:
