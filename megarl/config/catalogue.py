@@ -59,6 +59,11 @@ def general(path: KeyPath) -> KeyPath:
     return tuple(key for i, key in enumerate(path) if not (i and path[i - 1] == "reward" and key.isdigit()))
 
 
+def settings_of(section: type[BaseModel]) -> dict[str, Setting]:
+    """The settings of a section that stands outside the schema, by their keys."""
+    return {found.path[0]: found for found in _walk(section, (), ANY_ALGORITHM)}
+
+
 def find(path: KeyPath, algorithm: str | None) -> Setting | None:
     """The setting at ``path``, if it is one."""
     wanted = general(path)

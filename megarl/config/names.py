@@ -9,10 +9,12 @@ from typing import Annotated
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from megarl.config.reward_options import REWARD_OPTIONS
+
 DATASETS = ("builtin:carry", "builtin:carry_held_out", "builtin:sort", "builtin:sort_held_out")
 TOKENIZERS = ("builtin:characters",)
 # reward -> the options that it takes
-REWARDS: dict[str, tuple[str, ...]] = {"exact_match": ("after",), "coin_flip": ()}
+REWARDS: dict[str, tuple[str, ...]] = {name: tuple(kind.model_fields) for name, kind in REWARD_OPTIONS.items()}
 ALGORITHMS = ("grpo", "ppo", "sft")
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from megarl.config.names import IMPORT_PATH, RewardName
+from megarl.config.names import IMPORT_PATH, REWARDS, RewardName
 from megarl.config.section import Section, setting
 
 _LABEL = r"^[A-Za-z0-9_-]([A-Za-z0-9._-]{0,78}[A-Za-z0-9_-])?$"
@@ -18,7 +18,7 @@ class RewardSettings(Section):
     name: RewardName = setting(
         "exact_match",
         "The reward function.",
-        rule='exact_match, coin_flip, or the import path of a function: "package.module:function"',
+        rule=f'{", ".join(REWARDS)}, or the import path of a function: "package.module:function"',
     )
     label: str | None = setting(
         None,
@@ -30,7 +30,7 @@ class RewardSettings(Section):
         1.0, "A sample's reward is the sum of weight x value over its rewards.", ge=-1e6, le=1e6, elsewhere="coef"
     )
     options: dict[str, Any] = setting(
-        {}, "Keyword arguments of the function. exact_match takes `after`: compare what follows the last such text."
+        {}, "Keyword arguments of the function. docs/rewards.md lists those of the built-in ones."
     )
 
     @property

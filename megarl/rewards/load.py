@@ -24,6 +24,13 @@ class BuiltIn(NamedTuple):
 
 BUILTINS: dict[str, BuiltIn] = {
     "exact_match": BuiltIn("megarl.rewards.exact_match:exact_match", "driver"),
+    "math_answer": BuiltIn("megarl.rewards.math_answer:math_answer", "worker"),
+    "format": BuiltIn("megarl.rewards.format:has_format", "worker"),
+    "length": BuiltIn("megarl.rewards.length:length", "driver"),
+    "code": BuiltIn("megarl.rewards.code:code", "worker"),
+    "remote": BuiltIn("megarl.rewards.remote:remote", "driver"),
+    "judge": BuiltIn("megarl.rewards.judge:judge", "driver"),
+    "outcome": BuiltIn("megarl.rewards.conversation_outcome:outcome", "driver"),
     "coin_flip": BuiltIn("megarl.rewards.coin_flip:coin_flip", "driver"),
 }
 
