@@ -110,7 +110,8 @@ def _shared(one: KeyPath, other: KeyPath) -> int:
 def _walk(model: type[BaseModel], prefix: KeyPath, algorithms: tuple[str, ...]) -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         path = (*prefix, name)
-        inner = list(_models_in(field.annotation))
+        # a list is one setting, whatever it is a list of
+        inner = [] if get_origin(field.annotation) is list else list(_models_in(field.annotation))
         if not inner:
             yield _setting(path, field, algorithms)
         in_mapping = get_origin(field.annotation) is dict

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
+from megarl.config.filter_checks import check_filters
 from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.roles import TrainedSettings
@@ -21,6 +22,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
     return [
         *_model(config),
         *_rollout(config),
+        *check_filters(config),
         *check_serving(config),
         *_schedules(config),
         *_optimizers(config),

@@ -13,6 +13,12 @@ DATASETS = ("builtin:carry", "builtin:carry_held_out", "builtin:sort", "builtin:
 TOKENIZERS = ("builtin:characters",)
 # reward -> the options that it takes
 REWARDS: dict[str, tuple[str, ...]] = {"exact_match": ("after",), "coin_flip": ()}
+# filter of groups -> the options that it takes, and what each may be
+FILTERS: dict[str, dict[str, str]] = {
+    "zero_variance": {},
+    "length": {"max_tokens": "a whole number >= 1", "drop": "samples or group"},
+    "reward_range": {"low": "a number", "high": "a number"},
+}
 ALGORITHMS = ("grpo", "ppo", "sft")
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
@@ -48,4 +54,5 @@ def name_as_mapping(value: Any) -> Any:
 DatasetName = Annotated[str, AfterValidator(_builtin_or_path(DATASETS))]
 TokenizerName = Annotated[str, AfterValidator(_builtin_or_path(TOKENIZERS))]
 RewardName = Annotated[str, AfterValidator(_builtin_or_import(tuple(REWARDS)))]
+FilterName = Annotated[str, AfterValidator(_builtin_or_import(tuple(FILTERS)))]
 AlgorithmPath = Annotated[str, AfterValidator(_builtin_or_import(()))]

@@ -17,6 +17,7 @@ from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
+from megarl.rollout.filters import Filters
 from megarl.rollout.prompt_stream import require_room
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Inputs:
     tokenizer: Tokenizer
     scorer: Scorer
     train_prompts: PromptSource | None
+    filters: Filters
     # by (eval or bench, name of the set)
     eval_prompts: Mapping[tuple[str, str], Sequence[Prompt]]
     # only of sets that are not scored like training samples
@@ -64,9 +66,10 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
         if own.reward is not None
     }
     if not with_prompts:
-        return Inputs(tokenizer, scorer, None, {}, eval_scorers)
+        return Inputs(tokenizer, scorer, None, Filters(), {}, eval_scorers)
+    filters = Filters(config.rollout.filters if config.rollout else ())
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, scorer, train, evals, eval_scorers)
+    return Inputs(tokenizer, scorer, train, filters, evals, eval_scorers)
 
 
 def max_prompt_tokens(config: RunConfig) -> int:
