@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``report``, ``export`` and ``track``.
+"""The command line: ``megarl check``, ``train``, ``report``, ``samples``, ``export`` and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -7,7 +7,9 @@ imports torch.
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Command = Callable[[argparse.Namespace], int]
 
+_NUM_SAMPLES = 2
 _EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that a closed pipe ended
 _EXIT_INTERRUPTED = 130  # the same for Ctrl-C
 _OVERRIDES_HELP = "settings that replace those of the file, for example actor.optimizer.lr=1e-6"
@@ -109,6 +112,28 @@ def _report(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _samples(arguments: argparse.Namespace) -> int:
+    from megarl.report.sample_files import SHOWS, choose, read_step
+    from megarl.report.sample_table import render
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a letter shows its number
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sampled = read_step(arguments.run, arguments.step)
+    rows = [row for row in sampled.rows if row.contains(arguments.contains)]
+    if not arguments.jsonl or arguments.show is not None or arguments.num is not None:
+        rows = choose(rows, [arguments.show] if arguments.show else SHOWS, arguments.num or _NUM_SAMPLES)
+    if arguments.jsonl:
+        sys.stdout.writelines(row.to_json() + "\n" for row in rows)
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        sys.stdout.writelines(line + "\n" for line in render(sampled, rows, width, full=arguments.full))
+    if sampled.rows and not rows:
+        sys.stderr.write("no sample of this step contains that text\n")
+    if sampled.num_bad_lines:
+        sys.stderr.write(f"{sampled.num_bad_lines} lines could not be read and were left out\n")
+    return EXIT_OK
+
+
 def _export(arguments: argparse.Namespace) -> int:
     from megarl.run.export import export_checkpoint
 
@@ -135,6 +160,13 @@ def _load(arguments: argparse.Namespace) -> RunConfig:
     return config
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports mistakes as `ConfigError` (exit code 64) instead of exiting with 2."""
 
@@ -157,6 +189,14 @@ def _parser() -> argparse.ArgumentParser:
         "--compare", metavar="OTHER", type=Path, help="another run directory, drawn into the same charts"
     )
     report.add_argument("--out", metavar="FILE", type=Path, help="the page; report.html in RUN if not given")
+    samples = _add(commands, "samples", _samples, "show what the policy said in a step, and what it earned")
+    samples.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
+    samples.add_argument("--step", type=int, help="which step; the newest one that was kept if not given")
+    samples.add_argument("--show", choices=("worst", "best", "random"), help="only these; some of each if not given")
+    samples.add_argument("--num", metavar="K", type=_positive, help=f"how many of each; {_NUM_SAMPLES} if not given")
+    samples.add_argument("--contains", metavar="TEXT", default="", help="only where prompt or response has this text")
+    samples.add_argument("--full", action="store_true", help="long texts to their end")
+    samples.add_argument("--jsonl", action="store_true", help="everything about all samples, one per line of JSON")
     export = _add(commands, "export", _export, "write the model of a checkpoint as a Hugging Face directory")
     export.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     export.add_argument("--step", type=int, help="which checkpoint; the newest one if not given")

@@ -8,6 +8,7 @@ from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
 from megarl.config.chat import RESERVED_OPTIONS
+from megarl.config.filter_checks import check_filters
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.reward_checks import check_rewards
 from megarl.config.roles import TrainedSettings
@@ -23,6 +24,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *_model(config),
         *_chat(config),
         *_rollout(config),
+        *check_filters(config),
         *check_serving(config),
         *_schedules(config),
         *_optimizers(config),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,12 @@ DATASETS = ("builtin:carry", "builtin:carry_held_out", "builtin:sort", "builtin:
 TOKENIZERS = ("builtin:characters",)
 # reward -> the options that it takes
 REWARDS: dict[str, tuple[str, ...]] = {name: tuple(kind.model_fields) for name, kind in REWARD_OPTIONS.items()}
+# filter of groups -> the options that it takes, and what each may be
+FILTERS: dict[str, dict[str, str]] = {
+    "zero_variance": {},
+    "length": {"max_tokens": "a whole number >= 1", "drop": "samples or group"},
+    "reward_range": {"low": "a number", "high": "a number"},
+}
 ALGORITHMS = ("grpo", "ppo", "sft")
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
@@ -42,7 +48,13 @@ def _builtin_or_import(choices: tuple[str, ...]) -> Callable[[str], str]:
     return check
 
 
+def name_as_mapping(value: Any) -> Any:
+    """``NAME`` is short for ``{name: NAME}``."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 DatasetName = Annotated[str, AfterValidator(_builtin_or_path(DATASETS))]
 TokenizerName = Annotated[str, AfterValidator(_builtin_or_path(TOKENIZERS))]
 RewardName = Annotated[str, AfterValidator(_builtin_or_import(tuple(REWARDS)))]
+FilterName = Annotated[str, AfterValidator(_builtin_or_import(tuple(FILTERS)))]
 AlgorithmPath = Annotated[str, AfterValidator(_builtin_or_import(()))]

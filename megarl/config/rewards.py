@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from megarl.config.names import IMPORT_PATH, REWARDS, RewardName
+from megarl.config.names import IMPORT_PATH, REWARDS, RewardName, name_as_mapping
 from megarl.config.section import Section, setting
 
 _LABEL = r"^[A-Za-z0-9_-]([A-Za-z0-9._-]{0,78}[A-Za-z0-9_-])?$"
@@ -42,7 +42,7 @@ class RewardSettings(Section):
 def as_list_of_mappings(value: Any) -> Any:
     """``NAME`` is short for ``[{name: NAME}]``, and a mapping for a list of one."""
     items = value if isinstance(value, list) else [value]
-    return [{"name": item} if isinstance(item, str) else item for item in items]
+    return [name_as_mapping(item) for item in items]
 
 
 Rewards = Annotated[list[RewardSettings], BeforeValidator(as_list_of_mappings)]

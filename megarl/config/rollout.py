@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from megarl.config.filters import Filter
 from megarl.config.section import REQUIRED, Section, setting
 
 _MANY = 1_000_000_000
@@ -60,6 +61,23 @@ class RolloutSettings(Section):
         "What becomes of the groups that a step did not wait for: the next one starts them anew, or goes on where "
         "they stopped (partial rollout).",
         elsewhere="partial_rollout",
+    )
+    filters: list[Filter] = setting(
+        [],
+        "Groups, or samples of them, that are not trained on, in the order in which they are asked. zero_variance: "
+        "groups whose rewards are all equal. length: samples that were cut at max_new_tokens, or have more than "
+        "max_tokens (drop: group drops the group of such a sample). reward_range: groups whose mean reward is below "
+        "low or above high. Your own function takes a group and says whether to keep it.",
+        rule='a list; each a name (zero_variance, length, reward_range, "package.module:function") or {name, options}',
+        elsewhere="filter_groups dynamic_sampling_filter_path query_filter_config max_len_mask overlong_filter",
+    )
+    max_refills: int = setting(
+        0,
+        "A step that has lost groups draws new prompts in their place, at most so many times; then it trains on what "
+        "it has. 0: not at all.",
+        ge=0,
+        le=1000,
+        elsewhere="max_num_gen_batches dynamic_sampling max_additional_running_prompts",
     )
     record: bool = setting(
         False,

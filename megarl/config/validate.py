@@ -61,6 +61,10 @@ class _Finding:
 
     def _unknown_key(self) -> Problem:
         section = self._path[:-1]
+        listed = self._list_around(section)
+        if listed is not None:
+            hint = f"{dotted(listed.path)} is {listed.rule}."
+            return Problem("MRL-1001", f"{dotted(self._path)} is not a setting.", (listed.path,), (hint,))
         text = f"{dotted(self._path)} is not a setting"
         owners = [s.algorithms[0] for s in catalogue.settings() if s.path == self._path]
         suggestion = None if owners else catalogue.suggest_key(self._path, self._algorithm)
@@ -72,8 +76,13 @@ class _Finding:
         hint = f"Settings of {dotted(section)}: {keys}." if section else f"Sections: {keys}."
         return Problem("MRL-1001", text, (self._path,), (hint,))
 
+    def _list_around(self, path: KeyPath) -> catalogue.Setting | None:
+        """The setting that is the list in which ``path`` is an item, if it is one."""
+        _, owner = descend(self._root, path)
+        return catalogue.find(owner, self._algorithm) if owner != path else None
+
     def _missing(self) -> Problem:
-        found = catalogue.find(self._path, self._algorithm)
+        found = catalogue.find(self._path, self._algorithm) or self._list_around(self._path[:-1])
         if found is not None:
             hint = f"{found.description} Give {found.rule}."
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, SupportsFloat
+from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 import torch
@@ -278,6 +278,17 @@ class Algorithm(Protocol):
 
     def value_loss(self, values: torch.Tensor, micro: MicroBatch, meter: Statistics) -> torch.Tensor:
         """The same for a critic."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An algorithm that `credit_groups` changes: what it has to remember from step to step. Of the driver."""
+
+    def state(self) -> Mapping[str, NDArray[np.float64]]:
+        """Arrays by name, for a checkpoint."""
+
+    def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
+        """Go on where `state` was taken; of a run that was not remembering then, with nothing."""
 
 
 class Annotator(Protocol):

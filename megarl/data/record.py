@@ -59,6 +59,8 @@ def write_groups(
                 "MRL-2301",
                 f"{path}: the group of prompt {excerpt(group.prompt.id)} at step {step} cannot be recorded ({error}).",
             ) from error
+    if not groups:  # so that a step of which filters left nothing is not taken for a file that lost its lines
+        lines.append(json.dumps(head, separators=(",", ":")) + "\n")
     with path.open("a", encoding="ascii") as file:
         file.writelines(lines)
 
@@ -82,9 +84,13 @@ def read_steps(path: Path) -> dict[int, RecordedStep]:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
+                if record.get("num_groups") == 0:
+                    steps[int(record["step"])] = RecordedStep(int(record["epoch"]))
+                    num_groups[int(record["step"])] = 0
+                    continue
                 step, position, group = int(record["step"]), int(record["group"]), _group_from_record(record)
                 epoch, num_expected = int(record.get("epoch", 0)), int(record.get("num_groups", 0))
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 raise DataError(
                     "MRL-2302",
                     f"{path}:{number} is not a recorded group ({type(error).__name__}: {excerpt(str(error))}): "

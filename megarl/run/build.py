@@ -25,9 +25,11 @@ from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.optim import OptimizerSettings
 from megarl.rollout.answering import Answering
 from megarl.rollout.demonstrations import DemonstrationRollouts
-from megarl.rollout.generated import GeneratedRollouts, Marking, RolloutPlan, keep_no_record
+from megarl.rollout.generated import GeneratedRollouts
+from megarl.rollout.marking import Marking, keep_no_record
 from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
 from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
+from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import GENERATE, ServerServing
 from megarl.rollout.single_turn import SingleTurn
@@ -112,6 +114,7 @@ class Builder:
             self._cursors,
             generation.sync if generation else None,
             self._ahead,
+            self._algorithm,
             self._recorder,
             run_dtype(self._config, self._world.device),
         )
@@ -245,13 +248,14 @@ class Builder:
             max_prompt_tokens(config),
             config.run.seed,
             learns=not config.only_generates,
+            max_refills=rollout.max_refills,
         )
         if rollout.replay is not None:
             return RecordedRollouts(Path(rollout.replay), self._replay_limits(plan), self._world)
         assert generation is not None, "built whenever something is generated"
         prompts = self._prompts("main", "prompts")
         record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
-        marking = Marking(inputs.scorer, plan, residency.phase, record)
+        marking = Marking(inputs.scorer, inputs.filters, plan, residency.phase, record, self._world)
         if not isinstance(generation.serving, ServerServing):
             return GeneratedRollouts(prompts, self._answering(generation), plan, marking)
         ahead = AheadPlan(

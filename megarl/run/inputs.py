@@ -19,6 +19,7 @@ from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
+from megarl.rollout.filters import Filters
 from megarl.rollout.prompt_stream import require_room
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Inputs:
     encoder: PromptEncoder
     scorer: Scorer
     train_prompts: PromptSource | None
+    filters: Filters
     # by (eval or bench, name of the set)
     eval_prompts: Mapping[tuple[str, str], Sequence[Prompt]]
     # only of sets that are not scored like training samples
@@ -74,9 +76,10 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
         if own.reward is not None
     }
     if not with_prompts:
-        return Inputs(tokenizer, encoder, scorer, None, {}, eval_scorers)
+        return Inputs(tokenizer, encoder, scorer, None, Filters(), {}, eval_scorers)
+    filters = Filters(config.rollout.filters if config.rollout else ())
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, encoder, scorer, train, evals, eval_scorers)
+    return Inputs(tokenizer, encoder, scorer, train, filters, evals, eval_scorers)
 
 
 def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:

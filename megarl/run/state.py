@@ -11,6 +11,7 @@ import torch
 from megarl.checkpoint.store import Checkpoint
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
+from megarl.core.protocols import Algorithm, Remembers
 from megarl.core.slices import Slice, Stateful
 from megarl.core.world import DRIVER, World
 from megarl.data.cursor import Cursor
@@ -23,6 +24,7 @@ from megarl.run.rng import restore_rng_state, rng_state
 from megarl.run.sync import EngineSync
 
 _AHEAD = "rollouts/ahead"
+_ALGORITHM = "algorithm/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Parts:
     sync: EngineSync | None
     # rollouts that are drawn ahead of their step; None if none are
     ahead: ServerRollouts | None
+    algorithm: Algorithm
     recorder: Recorder
     # of the policy's weights, which an export has as well
     dtype: torch.dtype
@@ -55,10 +58,18 @@ class RunState:
             self._parts.ahead.settle(step, meter)
 
     def rank_state(self) -> dict[str, torch.Tensor]:
-        """What belongs to this rank alone: its generators and, on the driver, samples that are not trained on yet."""
+        """What belongs to this rank alone: its generators and, on the driver, samples that are not trained on yet and
+        what the algorithm remembers.
+        """
         state = {**rng_state(self._world.device), **tracker_state()}
-        ahead = self._parts.ahead.state() if self._parts.ahead and self._world.is_driver else None
-        return state if ahead is None else {**state, _AHEAD: torch.from_numpy(ahead)}
+        if not self._world.is_driver:
+            return state
+        ahead = self._parts.ahead.state() if self._parts.ahead else None
+        if ahead is not None:
+            state[_AHEAD] = torch.from_numpy(ahead)
+        algorithm = self._parts.algorithm
+        remembered = algorithm.state() if isinstance(algorithm, Remembers) else {}
+        return {**state, **{_ALGORITHM + name: torch.from_numpy(array) for name, array in remembered.items()}}
 
     def slices(self) -> list[Slice]:
         """This rank's share of all models. The models must be on the device."""
@@ -104,7 +115,11 @@ class RunState:
         if parts.sync is not None and progress.served_version == progress.step:
             # So that the next step does not push, and count, what was pushed before the stop.
             parts.sync.refresh(progress.step, Meter())
-        self._restore_ahead((checkpoint.rank_state(DRIVER) or {}).get(_AHEAD) if self._world.is_driver else None)
+        of_driver = (checkpoint.rank_state(DRIVER) or {}) if self._world.is_driver else {}
+        self._restore_ahead(of_driver.get(_AHEAD))
+        if isinstance(parts.algorithm, Remembers):
+            own = {name: array for name, array in of_driver.items() if name.startswith(_ALGORITHM)}
+            parts.algorithm.restore({name.removeprefix(_ALGORITHM): array.numpy() for name, array in own.items()})
         if same_layout(progress.config, self._config):
             generators = checkpoint.rank_state(self._world.rank)
             assert generators is not None, "the layout is the same"

@@ -8,6 +8,7 @@ _GENERATED = "steps that generate"
 _SCORES = "steps whose reward function gives named scores"
 _EVAL = "steps with an evaluation"
 _DETAILED = "with metrics.detailed_stats"
+_FILTERED = "with rollout.filters or rollout.max_refills"
 _SERVERS = "runs with servers that generate"
 _OVER_PROMPTS = "{mean,std,max,min}"
 
@@ -37,6 +38,17 @@ _GROUPS = (
            "Samples without a reward because a reward function failed; their groups are left out.", when=_GENERATED),
     Metric("experience_pipeline/failed_group_count", "sum", "prompts",
            "Groups that were left out because a sample of theirs has no reward.", when=_GENERATED),
+    Metric("experience_pipeline/filter/{filter}/dropped_groups", "sum", "groups",
+           "Groups that a filter left nothing of, refills included.", when="with rollout.filters"),
+    Metric("experience_pipeline/filter/{filter}/dropped_samples", "sum", "samples",
+           "Samples that a filter took away, those of dropped groups included.", when="with rollout.filters"),
+    Metric("experience_pipeline/num_drawn_groups", "sum", "groups", "Groups that the step drew, refills included.",
+           when=_FILTERED),
+    Metric("experience_pipeline/keep_ratio", "mean", "fraction",
+           "Share of the groups that the step drew which it trains on: filters and failed rewards take the others.",
+           when=_FILTERED),
+    Metric("experience_pipeline/num_refills", "sum", "rounds",
+           "How often the step drew new prompts for groups that it lost.", when=_FILTERED),
     Metric("experience_pipeline/group_advantages/reward_mean/{mean,max,min}", "{mean,max,min}", "reward",
            "The {mean,max,min} over groups of the group's mean reward.", when=_GENERATED),
     Metric("experience_pipeline/group_advantages/reward_std/{mean,max,min}", "{mean,max,min}", "reward",
@@ -48,7 +60,8 @@ _GROUPS = (
     Metric("rollout/{score}/{max,min}", "{max,min}", "score",
            "The {max,min} over prompts of the prompt's mean of a named score.", when=_SCORES),
     Metric("rollout/zero_variance_group_ratio", "mean", "fraction",
-           "Share of groups whose rewards are all equal: no advantage.", when="groups of two and more"),
+           "Share of the groups trained on, after all filters, whose rewards are all equal: no advantage.",
+           when="groups of two and more"),
     Metric("rollout/finished_task_count", "sum", "prompts", "Prompts that were answered.", when=_GENERATED),
     Metric("rollout/model_version", "last", "version", "The version of the weights that generated.", when=_GENERATED),
     Metric("sample/model_version/{mean,max,min}", "{mean,max,min}", "version",
