@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from megarl.core import wire
 from megarl.core.errors import ConfigError
+from megarl.core.protocols import Generation
 from megarl.core.sample import Group
 from megarl.core.world import World
 from megarl.data.tokenizer import Tokenizer
@@ -196,8 +198,15 @@ class ServerRollouts:
         own.asked = [(row, sample) for row, draft in enumerate(drafts) for sample in draft.open_samples]
         requests = [drafts[row].request(sample, self._plan.params) for row, sample in own.asked]
         allowed = range(max(0, newest - self._ahead.max_staleness), newest + 1)
-        own.pending = Pending(requests, [row for row, _ in own.asked], allowed, num_groups)
+        groups, tell = [row for row, _ in own.asked], partial(self._take_early, own)
+        own.pending = Pending(requests, groups, allowed, num_groups, tell)
         self._serving.begin(own.pending)
+
+    def _take_early(self, own: _Step, place: int, part: Generation) -> None:
+        """Begin to score a sample while others are being drawn. Called from the servers' thread."""
+        row, sample = own.asked[place]
+        draft = own.drafts[row]
+        self._marking.begin(draft.prompt, draft.finish_early(sample, part, self._tokenizer))
 
     def _num_to_wait_for(self, drafts: Sequence[Draft]) -> int | None:
         """Groups that a step waits for, beside those that were whole when they were left behind; None: all."""
