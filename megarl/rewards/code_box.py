@@ -42,7 +42,8 @@ def main(task: int, result: int) -> None:
     # whoever makes a namespace may do everything in it, also undo the mounts
     _libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
     _limit(request)
-    os.write(result, f"{level}\n".encode())
+    _write("answer.py", request.pop("code"))
+    os.write(result, f"{level}\n".encode())  # all is prepared: what fails from here on, the answer failed
     os.set_inheritable(result, False)
     _run(request, result)
 
@@ -76,7 +77,8 @@ def _enter_namespaces() -> str:
 
 def _mount(level: str) -> None:
     """Everything read-only, but for a small scratch directory in memory; and a /proc of these processes only."""
-    scratch = os.getcwd().encode()
+    # a directory that nobody may enter, whatever TMPDIR is, and in which no interpreter is installed
+    scratch = b"/dev/shm" if os.path.isdir("/dev/shm") else os.getcwd().encode()
     _libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
     if os.getuid() == 0:
         _show_interpreter()
@@ -89,6 +91,7 @@ def _mount(level: str) -> None:
     if made != 0:
         sys.exit(f"{level}: the file system cannot be made read-only")
     os.chdir(scratch)
+    os.environ["HOME"] = os.getcwd()
 
 
 def _show_interpreter() -> None:
@@ -111,9 +114,10 @@ def _become_nobody() -> str:
     try:
         os.setgroups([])
         os.seteuid(_NOBODY)
-        can_read = os.access(os.__file__, os.R_OK, effective_ids=True)
+        needed = ((os.__file__, os.R_OK), (os.getcwd(), os.W_OK | os.X_OK))
+        can_live = all(os.access(path, mode, effective_ids=True) for path, mode in needed)
         os.seteuid(0)
-        if not can_read:
+        if not can_live:
             return ", as root"
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
@@ -140,23 +144,24 @@ def _limit(request: dict[str, Any]) -> None:
 def _run(request: dict[str, Any], result: int) -> None:
     """The answer as a program; then the test in the answer's names; then, and only then, the nonce."""
     nonce = request.pop("nonce")
-    names = _run_text("answer.py", request.pop("code"), {})
+    names = runpy.run_path("answer.py", run_name="__main__")
     told = ""
     if request["expression"]:
-        names = _run_text("test.py", f"_value_ = (\n{request['expression']}\n)", names)
-        told = repr(_plain(names["_value_"]))
+        _write("test.py", f"_value_ = (\n{request['expression']}\n)")
+        told = repr(_plain(runpy.run_path("test.py", names, "__main__")["_value_"]))
     elif request["statements"]:
-        _run_text("test.py", request["statements"], names)
+        _write("test.py", request["statements"])
+        runpy.run_path("test.py", names, "__main__")
     else:
         return  # what it printed is all that counts
     os.write(result, f"{nonce}{told}".encode())
     os._exit(0)
 
 
-def _run_text(name: str, text: str, names: dict[str, Any]) -> dict[str, Any]:
-    with open(name, "w", encoding="utf-8", errors="surrogatepass") as file:
+def _write(name: str, text: str) -> None:
+    """By its whole path, which is how it will be read."""
+    with open(os.path.join(os.getcwd(), name), "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(text)
-    return runpy.run_path(name, init_globals=names, run_name="__main__")
 
 
 def _plain(value: Any) -> Any:

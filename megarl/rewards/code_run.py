@@ -21,6 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from megarl.core.errors import DataError
+from megarl.core.excerpt import excerpt
+
 MAX_OUTPUT_BYTES = 1 << 20
 _BOX = Path(__file__).with_name("code_box.py")
 _logger = logging.getLogger(__name__)
@@ -66,16 +69,18 @@ def passes(code: str, test: Check, seconds: float, memory_bytes: int) -> bool:
         tempfile.TemporaryFile() as stdin,
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as result,
+        tempfile.TemporaryFile() as stderr,
     ):
         Path(scratch).chmod(0o777)  # the answer may run as another user
         task.write(json.dumps(request).encode())
         stdin.write((test.stdin or "").encode(errors="replace"))
         for file in (task, stdin):
             file.seek(0)
-        _execute(scratch, (task, stdin, stdout, result), seconds)
+        _execute(scratch, (task, stdin, stdout, stderr, result), seconds)
         level, _, told = _read(result).partition("\n")
-        if level:
-            _tell_isolation(level)
+        if not level:  # the answer has not begun, so this is not its fault
+            raise _not_shut_in(_read(stderr))
+        _tell_isolation(level)
         if test.stdin is not None:
             return _lines(_read(stdout)) == _lines(test.stdout)
         if not told.startswith(nonce):
@@ -83,11 +88,11 @@ def passes(code: str, test: Check, seconds: float, memory_bytes: int) -> bool:
         return not test.expression or _is_value(told.removeprefix(nonce), test.value)
 
 
-def _execute(scratch: str, files: tuple[IO[bytes], IO[bytes], IO[bytes], IO[bytes]], seconds: float) -> None:
-    task, stdin, stdout, result = files
+def _execute(scratch: str, files: tuple[IO[bytes], ...], seconds: float) -> None:
+    task, stdin, stdout, stderr, result = files
     process = subprocess.Popen(
         [sys.executable, "-I", "-B", str(_BOX), str(task.fileno()), str(result.fileno())],
-        stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, cwd=scratch, start_new_session=True,
+        stdin=stdin, stdout=stdout, stderr=stderr, cwd=scratch, start_new_session=True,
         env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": scratch, "OMP_NUM_THREADS": "1"},
         pass_fds=(task.fileno(), result.fileno()),
     )  # fmt: skip
@@ -99,6 +104,11 @@ def _execute(scratch: str, files: tuple[IO[bytes], IO[bytes], IO[bytes], IO[byte
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
+
+
+def _not_shut_in(said: str) -> DataError:
+    why = excerpt(said.strip().rpartition("\n")[2]) if said.strip() else "in time"
+    return DataError("MRL-2187", f'reward "code": the process for an answer could not be prepared: {why}.')
 
 
 def _read(file: IO[bytes]) -> str:

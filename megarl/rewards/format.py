@@ -7,13 +7,14 @@ import re
 from megarl.core.sample import Prompt, Sample
 from megarl.rewards.final_answer import last_words
 
-# Each part may hold anything but the tags themselves, so there is one way to match and no backtracking.
+# Each part may hold anything but the tags themselves, and ``(?>…)`` goes to the last mark and never back: there is one
+# way to match, so that a response of any kind takes time in proportion to its length.
 _INSIDE = r"(?:(?!</?(?:think|answer)>).)*"
 PRESETS = {
     "think_answer": rf"\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\s*",
     "think": rf"\s*<think>{_INSIDE}</think>(?:(?!</?think>).)+",
-    "boxed": r".*\\boxed\{.+\}.*",
-    "hashes": r".*####[ \t]*\S[^\n]*\s*",
+    "boxed": r"(?>.*\\boxed\{).+\}.*",
+    "hashes": r"(?>.*####)[ \t]*+\S[^\n]*+\s*+",
 }
 
 

@@ -194,7 +194,7 @@ def test_own_functions_are_imported() -> None:
 
 
 def test_unknown_names_and_options_are_config_errors() -> None:
-    with pytest.raises(ConfigError, match=r"'exact' is not known. Built in: exact_match, coin_flip"):
+    with pytest.raises(ConfigError, match=r"'exact' is not known. Built in: exact_match, math_answer, "):
         load_reward("exact", {})
     with pytest.raises(ConfigError, match="MRL-1303"):
         load_reward("math:no_such_function", {})
