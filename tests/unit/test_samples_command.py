@@ -58,11 +58,11 @@ def test_worst_best_and_random_ones_are_shown_with_their_numbers(run: Path, caps
     assert "reward: mean 0.5, lowest 0, highest 1" in text
     assert [text.count(f"── {why} ·") for why in ("worst", "best", "random")] == [2, 2, 1]  # none twice
     worst = text.partition("── worst")[2].partition("──")[2]
-    assert "reward 0   advantage -0.5   3 tokens   finish stop   version 0" in worst
+    assert "reward 0  advantage -0.5  3 tokens  finish stop  version 0" in worst
     assert "two plus two?" in worst
     assert "answer 0" in worst
     # this one was recorded before it was credited
-    assert "reward 0.75   advantage -   3 tokens" in text
+    assert "reward 0.75  advantage -  3 tokens" in text
 
 
 def test_the_newest_step_is_shown_unless_another_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
