@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.config.filters import FilterSettings
+from megarl.core.errors import DataError
 from megarl.core.protocols import Generation, GenerationRequest, SamplingParams, Statistics
 from megarl.core.sample import Group, Prompt
 from megarl.core.world import World
 from megarl.data.cursor import Cursor
+from megarl.data.record import RecordedStep, read_steps
 from megarl.data.tokenizer import load_tokenizer
 from megarl.metrics.meter import Meter
 from megarl.rewards.load import load_reward
@@ -24,6 +27,7 @@ from megarl.rollout.filters import Filters
 from megarl.rollout.generated import GeneratedRollouts
 from megarl.rollout.marking import Marking, keep_no_record
 from megarl.rollout.prompt_stream import ShuffledPrompts
+from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
 from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import ServerRollouts
 from megarl.rollout.single_turn import SingleTurn
@@ -176,3 +180,16 @@ def test_servers_never_answer_a_refill_with_weights_that_are_too_old(world: Worl
     for step in range(1, 10):
         groups = source.collect(step, Meter())
         assert all(step - 1 - sample.version <= 2 for group in groups for sample in group.samples)
+
+
+def test_a_step_of_which_nothing_is_left_is_recorded_and_replayed(world: World, tmp_path: Path) -> None:
+    recording = Recording(tmp_path, world)
+    recording.write(3, [], 2)
+    assert read_steps(tmp_path / "step_000003.jsonl") == {3: RecordedStep(2, [])}
+    replayed = RecordedRollouts(tmp_path, ReplayLimits(64, 64, 4, 64), world)
+    assert replayed.collect(3, Meter()) == []
+    assert replayed.epoch == 2
+    # a file that lost everything is another thing
+    (tmp_path / "step_000004.jsonl").write_text("")
+    with pytest.raises(DataError):
+        replayed.collect(4, Meter())
