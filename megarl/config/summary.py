@@ -10,6 +10,7 @@ from megarl.config.model_shape import ModelShape
 from megarl.config.parallel import ParallelSettings
 from megarl.config.phases import on_device, phases, residents
 from megarl.config.problems import show
+from megarl.config.rollout import RolloutSettings
 from megarl.config.schema import RunConfig
 from megarl.config.tokenizer_files import template_of
 
@@ -167,7 +168,7 @@ def _batch(config: RunConfig) -> str:
     else:
         rollout = config.rollout
         product = f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {config.samples_per_step} samples"
-        rows.append(("samples per step", product))
+        rows += [("samples per step", product), *_filters(rollout)]
     if isinstance(algorithm, PpoSettings) and algorithm.critic_warmup_steps:
         rows.append(("critic alone", f"for the first {algorithm.critic_warmup_steps} steps"))
     rows += [
@@ -181,6 +182,15 @@ def _batch(config: RunConfig) -> str:
         ("microbatch", f"at most {config.actor.max_tokens_per_microbatch:,} tokens per rank"),
     ]
     return "Batch\n" + _table(rows)
+
+
+def _filters(rollout: RolloutSettings) -> list[tuple[str, str]]:
+    """What a step may lose, and how many prompts it draws at most to make up for that."""
+    rows = [("filters", ", ".join(one.label for one in rollout.filters))] if rollout.filters else []
+    if rollout.max_refills:
+        most = rollout.prompts_per_step * (1 + rollout.max_refills)
+        rows.append(("refills", f"at most {rollout.max_refills}: {most:,} prompts per step if nothing is kept"))
+    return rows
 
 
 def _generation(config: RunConfig) -> list[tuple[str, str]]:

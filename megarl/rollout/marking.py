@@ -80,6 +80,7 @@ class Marking:
             meter.mean("experience_pipeline/keep_ratio", num_kept, num_drawn)
             meter.sum("experience_pipeline/num_refills", num_refills)
         if num_kept == 0:
+            meter.sum("experience_pipeline/experience_count", 0)
             logger.warning(
                 "MRL-2412 step %d: none of the %d groups that were drawn is left, and nothing is learned.",
                 step, num_drawn,

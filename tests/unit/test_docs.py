@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMANDS = ("check", "train", "report", "export", "track")
+COMMANDS = ("check", "train", "report", "samples", "export", "track")
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ def test_megarl_commands_are_right(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``check`` is run and must print what the page shows; ``train`` is checked up to where training would start, and
-    ``report``, ``export`` and ``track`` up to where they would look for the run.
+    ``report``, ``samples``, ``export`` and ``track`` up to where they would look for the run.
     """
     monkeypatch.chdir(ROOT)
     arguments = megarl_arguments(command)
     assert arguments is not None
     assert arguments[0] in COMMANDS
-    if arguments[0] in ("report", "export", "track"):
+    if arguments[0] in ("report", "samples", "export", "track"):
         parsed = cli._parser().parse_args(arguments)
         assert parsed.run.parts[0] == "runs"
         load_config(ROOT / "configs" / f"{parsed.run.name}.yaml", getattr(parsed, "overrides", ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.config.filters import FilterSettings
+from megarl.core.errors import DataError
 from megarl.core.protocols import Generation, GenerationRequest, SamplingParams, Statistics
 from megarl.core.sample import Group, Prompt
 from megarl.core.world import World
-from megarl.data.cursor import Cursor
+from megarl.data.record import RecordedStep, read_steps
 from megarl.data.tokenizer import load_tokenizer
 from megarl.metrics.meter import Meter
 from megarl.rewards.load import load_reward
@@ -23,7 +25,7 @@ from megarl.rewards.scorer import Scorer
 from megarl.rollout.filters import Filters
 from megarl.rollout.generated import GeneratedRollouts
 from megarl.rollout.marking import Marking, keep_no_record
-from megarl.rollout.prompt_stream import ShuffledPrompts
+from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
 from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import ServerRollouts
 from megarl.rollout.single_turn import SingleTurn
@@ -41,16 +43,22 @@ def world() -> Iterator[World]:
         yield alone
 
 
+@dataclass
 class Rows:
-    """A dataset whose rows are numbers."""
+    """Prompts that are numbers, one after the other, epoch after epoch."""
 
-    skip_report = ""
+    num_drawn: int = 0
 
-    def __len__(self) -> int:
-        return NUM_ROWS
+    @property
+    def epoch(self) -> int:
+        return self.num_drawn // NUM_ROWS
 
-    def __getitem__(self, row: int) -> Prompt:
-        return Prompt(str(row), str(row), np.array([1, row]), "1")
+    def draw(self, num_prompts: int) -> list[Prompt]:
+        first, self.num_drawn = self.num_drawn, self.num_drawn + num_prompts
+        rows = [number % NUM_ROWS for number in range(first, self.num_drawn)]
+        return [Prompt(str(row), str(row), np.array([1, row]), "1") for row in rows]
+
+    def report(self, meter: Statistics) -> None: ...
 
 
 def _tokens(seed: int) -> np.ndarray:
@@ -85,23 +93,23 @@ def keep_some(group: Group) -> bool:
     return sum(int(sample.token_ids[-1]) for sample in group.samples) % 2 == 0
 
 
-def source(world: World, plan: RolloutPlan, cursor: Cursor, engine: Engine, keep: str) -> GeneratedRollouts:
+def source(world: World, plan: RolloutPlan, rows: Rows, engine: Engine, keep: str) -> GeneratedRollouts:
     filters = Filters([FilterSettings(name=f"{__name__}:{keep}")])
     marking = Marking(
         Scorer(load_reward("coin_flip", {})), filters, plan, lambda *_: nullcontext(), keep_no_record, world
     )
     answering = SingleTurn(engine, load_tokenizer("builtin:characters"))
-    return GeneratedRollouts(ShuffledPrompts(Rows(), cursor, 64), answering, plan, marking)
+    return GeneratedRollouts(rows, answering, plan, marking)
 
 
 @settings(max_examples=60, deadline=None)
 @given(answers=st.lists(st.booleans(), max_size=40), wanted=st.integers(1, 5), max_refills=st.integers(0, 4))
 def test_a_step_is_full_or_out_of_refills(world: World, answers: list[bool], wanted: int, max_refills: int) -> None:
     plan = RolloutPlan(wanted, 2, PARAMS, 64, 7, max_refills=max_refills)
-    engine, cursor = Engine(), Cursor(NUM_ROWS, 3, shuffle=True)
+    engine = Engine()
     ANSWERS[:] = answers
     meter = Meter()
-    groups = source(world, plan, cursor, engine, "keep_as_told").collect(1, meter)
+    groups = source(world, plan, Rows(), engine, "keep_as_told").collect(1, meter)
     # what must happen, by hand
     told, num_kept, num_drawn, num_rounds = iter(answers), 0, 0, 0
     while num_kept < wanted and num_rounds <= max_refills:
@@ -116,12 +124,9 @@ def test_a_step_is_full_or_out_of_refills(world: World, answers: list[bool], wan
     assert numbers["experience_pipeline/num_refills"] == num_rounds - 1
     assert numbers["experience_pipeline/keep_ratio"] == pytest.approx(num_kept / num_drawn)
     assert numbers.get("experience_pipeline/experience_count", 0) == 2 * num_kept
-    # rows were drawn one after the other, each once per epoch
+    # no row was left out or drawn twice
     rows = [int(one.token_ids[1]) for one in engine.asked[::2]]
-    expected = Cursor(NUM_ROWS, 3, shuffle=True).take(num_drawn)
-    assert rows == expected
-    for start in range(0, len(rows) - NUM_ROWS + 1, NUM_ROWS):
-        assert sorted(rows[start : start + NUM_ROWS]) == list(range(NUM_ROWS))
+    assert rows == [number % NUM_ROWS for number in range(num_drawn)]
 
 
 def shown(groups: Sequence[Group]) -> list[tuple[str, list[list[int]], list[int]]]:
@@ -131,19 +136,20 @@ def shown(groups: Sequence[Group]) -> list[tuple[str, list[list[int]], list[int]
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
 def test_a_run_that_resumes_draws_the_same(world: World, stop_after: int) -> None:
     plan = RolloutPlan(3, 2, PARAMS, 64, 7, max_refills=2)
-    cursor = Cursor(NUM_ROWS, 3, shuffle=True)
-    whole = source(world, plan, cursor, Engine(), "keep_some")
+    rows = Rows()
+    whole = source(world, plan, rows, Engine(), "keep_some")
     expected = [shown(whole.collect(step, Meter())) for step in range(1, 6)]
     assert any(len(step) == 3 for step in expected)
-    first = Cursor(NUM_ROWS, 3, shuffle=True)
+    first = Rows()
     before = source(world, plan, first, Engine(), "keep_some")
     seen = [shown(before.collect(step, Meter())) for step in range(1, stop_after + 1)]
-    again = Cursor(NUM_ROWS, 3, shuffle=True)
-    again.restore(first.state())
+    # where the data is, is all that a checkpoint has to know
+    again = Rows(first.num_drawn)
     after = source(world, plan, again, Engine(), "keep_some")
     seen += [shown(after.collect(step, Meter())) for step in range(stop_after + 1, 6)]
     assert seen == expected
-    assert again.state() == cursor.state()
+    assert again == rows
+    assert rows.num_drawn > 15
 
 
 def refilled(world: World, servers: ScriptedServers, **ahead: object) -> ServerRollouts:
@@ -176,3 +182,16 @@ def test_servers_never_answer_a_refill_with_weights_that_are_too_old(world: Worl
     for step in range(1, 10):
         groups = source.collect(step, Meter())
         assert all(step - 1 - sample.version <= 2 for group in groups for sample in group.samples)
+
+
+def test_a_step_of_which_nothing_is_left_is_recorded_and_replayed(world: World, tmp_path: Path) -> None:
+    recording = Recording(tmp_path, world)
+    recording.write(3, [], 2)
+    assert read_steps(tmp_path / "step_000003.jsonl") == {3: RecordedStep(2, [])}
+    replayed = RecordedRollouts(tmp_path, ReplayLimits(64, 64, 4, 64), world)
+    assert replayed.collect(3, Meter()) == []
+    assert replayed.epoch == 2
+    # a file that lost everything is another thing
+    (tmp_path / "step_000004.jsonl").write_text("")
+    with pytest.raises(DataError):
+        replayed.collect(4, Meter())
