@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
+from megarl.config.converse_checks import check_converse_settings
 from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.roles import TrainedSettings
@@ -22,6 +23,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *_model(config),
         *_rollout(config),
         *check_serving(config),
+        *check_converse_settings(config),
         *_schedules(config),
         *_optimizers(config),
         *_reward(config),

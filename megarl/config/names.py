@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 DATASETS = ("builtin:carry", "builtin:carry_held_out", "builtin:sort", "builtin:sort_held_out")
 TOKENIZERS = ("builtin:characters",)
 # reward -> the options that it takes
-REWARDS: dict[str, tuple[str, ...]] = {"exact_match": ("after",), "coin_flip": ()}
+REWARDS: dict[str, tuple[str, ...]] = {"exact_match": ("after",), "coin_flip": (), "outcome": ()}
 ALGORITHMS = ("grpo", "ppo", "sft")
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
@@ -49,3 +49,4 @@ DatasetName = Annotated[str, AfterValidator(_builtin_or_path(DATASETS))]
 TokenizerName = Annotated[str, AfterValidator(_builtin_or_path(TOKENIZERS))]
 RewardName = Annotated[str, AfterValidator(_builtin_or_import(tuple(REWARDS)))]
 AlgorithmPath = Annotated[str, AfterValidator(_builtin_or_import(()))]
+ConversePath = Annotated[str, AfterValidator(_builtin_or_import(()))]

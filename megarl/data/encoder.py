@@ -23,6 +23,9 @@ class PromptEncoder:
             raise NotImplementedError("messages need a chat template")
         return self.tokenizer.encode(content)
 
-    def encode_reply(self, content: str | Sequence[Message]) -> NDArray[np.int64]:
-        """Token ids of what is said to the policy after its turn, up to where it begins again."""
+    def encode_reply(self, content: str | Sequence[Message], *, turn_ended: bool) -> NDArray[np.int64]:  # noqa: ARG002
+        """Token ids of what is said to the policy after its turn, up to where it begins again.
+
+        ``turn_ended``: whether the policy itself ended its turn, with a token for that.
+        """
         return self.encode(content)

@@ -10,9 +10,10 @@ from megarl.core.errors import ConfigError
 from megarl.core.importing import import_callable
 from megarl.rewards.coin_flip import coin_flip
 from megarl.rewards.exact_match import exact_match
+from megarl.rewards.outcome import outcome
 from megarl.rewards.reward import RewardFunction
 
-BUILTINS: dict[str, Callable[..., Any]] = {"exact_match": exact_match, "coin_flip": coin_flip}
+BUILTINS: dict[str, Callable[..., Any]] = {"exact_match": exact_match, "coin_flip": coin_flip, "outcome": outcome}
 
 
 def load_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:

@@ -17,6 +17,7 @@ from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
+from megarl.rollout.converse import Converse, load_converse
 from megarl.rollout.prompt_stream import require_room
 
 logger = logging.getLogger(__name__)
@@ -37,11 +38,15 @@ class Inputs:
     eval_prompts: Mapping[tuple[str, str], Sequence[Prompt]]
     # only of sets that are not scored like training samples
     eval_scorers: Mapping[tuple[str, str], Scorer]
+    # of the driver: what leads conversations of several turns
+    converse: Converse | None = None
 
     def close(self) -> None:
-        """Give back what rewards hold open."""
+        """Give back what rewards and conversations hold open."""
         for scorer in (self.scorer, *self.eval_scorers.values()):
             scorer.close()
+        if self.converse is not None:
+            self.converse.close()
 
 
 def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) -> Inputs:
@@ -66,12 +71,18 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
     if not with_prompts:
         return Inputs(tokenizer, scorer, None, {}, eval_scorers)
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, scorer, train, evals, eval_scorers)
+    return Inputs(tokenizer, scorer, train, evals, eval_scorers, _load_converse(config))
 
 
 def max_prompt_tokens(config: RunConfig) -> int:
     """The longest prompt that leaves room for its answer."""
     return max_sequence_length(config) - (config.rollout.max_new_tokens if config.rollout else 0)
+
+
+def _load_converse(config: RunConfig) -> Converse | None:
+    if config.rollout is None or config.rollout.converse is None:
+        return None
+    return load_converse(config.rollout.converse.name, config.rollout.converse.options)
 
 
 def _keys(config: RunConfig) -> PromptKeys:
