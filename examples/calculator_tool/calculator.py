@@ -9,7 +9,7 @@ from megarl.rewards.reward import Reward
 from megarl.rollout.conversation import Generate
 
 CALL = "?"
-_OPERATION = re.compile(r"(\d{1,9})([*+])(\d{1,9})\?")
+_PRODUCT = re.compile(r"(\d{1,9})\*(\d{1,9})\?")
 
 
 def converse(prompt: Prompt, generate: Generate) -> Reward:
@@ -23,9 +23,6 @@ def converse(prompt: Prompt, generate: Generate) -> Reward:
 
 
 def calculate(call: str) -> str:
-    """What the calculator shows for ``47*86?``; it knows one operation on two numbers."""
-    found = _OPERATION.fullmatch(call)
-    if found is None:
-        return "error "
-    left, right = int(found[1]), int(found[3])
-    return f"{left * right if found[2] == '*' else left + right} "
+    """What the calculator shows for ``47*86?``; it can multiply two numbers."""
+    found = _PRODUCT.fullmatch(call)
+    return f"{int(found[1]) * int(found[2])} " if found else "error "

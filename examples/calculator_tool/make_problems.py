@@ -1,46 +1,46 @@
-"""Writes train.jsonl and held_out.jsonl: problems such as ``47*86+95=``, with demonstrations of a lazy teacher.
+"""Writes train.jsonl and held_out.jsonl: problems such as ``47*86=``, with demonstrations of a lazy teacher.
 
-The teacher knows the calculator, but mostly guesses instead of using it.
+The teacher knows the calculator but mostly guesses. A demonstration is one text: the call, what the calculator says,
+and the answer.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from itertools import product
 from pathlib import Path
 
 from examples.calculator_tool.calculator import calculate
 
-NUM_TRAIN, NUM_HELD_OUT = 3000, 200
-USES_CALCULATOR = 0.3
+NUM_TRAIN, NUM_HELD_OUT = 2000, 200
+SHARE_OF_CALLS = 0.25
 
 
 def main() -> None:
+    """Draw different problems, always the same ones."""
     draw = random.Random(0)
-    problems = draw.sample(
-        [(a, b, c) for a in range(11, 100) for b in range(11, 100) for c in range(11, 100)], NUM_TRAIN + NUM_HELD_OUT
-    )
+    problems = draw.sample(list(product(range(11, 100), repeat=2)), NUM_TRAIN + NUM_HELD_OUT)
     here = Path(__file__).parent
-    write(here / "held_out.jsonl", [row(*problem) for problem in problems[NUM_TRAIN:]])
-    write(
-        here / "train.jsonl",
-        [row(*problem) | {"demonstration": lesson(draw, *problem)} for problem in problems[:NUM_TRAIN]],
-    )
+    write(here / "train.jsonl", [row(a, b) | {"demonstration": lesson(draw, a, b)} for a, b in problems[:NUM_TRAIN]])
+    write(here / "held_out.jsonl", [row(a, b) for a, b in problems[NUM_TRAIN:]])
 
 
-def row(a: int, b: int, c: int) -> dict[str, str]:
-    return {"prompt": f"{a}*{b}+{c}=", "answer": str(a * b + c)}
+def row(a: int, b: int) -> dict[str, str]:
+    """A problem and its answer."""
+    return {"prompt": f"{a}*{b}=", "answer": str(a * b)}
 
 
-def lesson(draw: random.Random, a: int, b: int, c: int) -> str:
-    """What the teacher writes, and what the calculator says in between."""
-    if draw.random() >= USES_CALCULATOR:
-        return str(draw.randint(100, 9999))
-    product, total = f"{a}*{b}?", f"{a * b}+{c}?"
-    return f"{product}{calculate(product)}{total}{calculate(total)}{a * b + c}"
+def lesson(draw: random.Random, a: int, b: int) -> str:
+    """What the teacher writes."""
+    if draw.random() < SHARE_OF_CALLS:
+        call = f"{a}*{b}?"
+        return f"{call}{calculate(call)}{a * b}"
+    return str(draw.randint(121, 9801))
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:
+    """One row per line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
