@@ -6,10 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from megarl.config.names import ConversePath, name_as_mapping
+from megarl.config.names import ConversePath
 from megarl.config.section import REQUIRED, Section, setting
 
 _MANY = 1_000_000_000
+
+
+def _path_as_mapping(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
 
 
 class ConverseSettings(Section):
@@ -67,7 +71,7 @@ class RolloutSettings(Section):
         le=_MANY,
         elsewhere="max_prompt_length prompt_length",
     )
-    converse: Annotated[ConverseSettings, BeforeValidator(name_as_mapping)] | None = setting(
+    converse: Annotated[ConverseSettings, BeforeValidator(_path_as_mapping)] | None = setting(
         None,
         "The function that leads a conversation of several turns, with tools or an environment; null: one answer.",
         elsewhere="multi_turn rollout_workflow custom_generate_function_path",

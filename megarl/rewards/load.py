@@ -9,8 +9,8 @@ from typing import Any
 from megarl.core.errors import ConfigError
 from megarl.core.importing import import_callable
 from megarl.rewards.coin_flip import coin_flip
+from megarl.rewards.conversation_outcome import outcome
 from megarl.rewards.exact_match import exact_match
-from megarl.rewards.outcome import outcome
 from megarl.rewards.reward import RewardFunction
 
 BUILTINS: dict[str, Callable[..., Any]] = {"exact_match": exact_match, "coin_flip": coin_flip, "outcome": outcome}

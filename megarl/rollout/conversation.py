@@ -56,5 +56,8 @@ class OutOfBudget(Exception):
     """
 
 
-class Abandoned(Exception):
-    """Nobody waits for this conversation any more: it took too long, or the run is over."""
+class Abandoned(BaseException):
+    """Nobody waits for this conversation any more: it took too long, or the run is over.
+
+    Like a cancellation, it passes by ``except Exception``: a function that tries again and again must end too.
+    """

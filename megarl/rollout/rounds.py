@@ -31,6 +31,13 @@ class _UnderWay:
     cancel: Callable[[], object]
     request: GenerationRequest | None = None
     turn: Future[PolicyTurn] | None = None
+    # its function has returned; it is over as soon as its sample is made
+    is_ending: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its function runs."""
+        return self.request is None and not self.is_ending
 
 
 class Talk(Protocol):
@@ -86,7 +93,7 @@ class Rounds:
         with self._changed:
             for talk, generation in zip(self._in_round, generations, strict=True):
                 own = self._under_way.get(talk)
-                if own is None or own.turn is None:
+                if own is None or own.turn is None or own.is_ending:
                     continue  # its function returned although it had asked
                 turn = talk.take(generation)
                 future, own.request, own.turn, own.since = own.turn, None, None, time.monotonic()
@@ -122,17 +129,18 @@ class Rounds:
         """
         with self._changed:
             try:
-                has_asked = self._in_time(talk).request is not None
+                own = self._in_time(talk)
             except Abandoned:
                 return
-            self._drop(talk)
+            has_asked, own.request, own.is_ending = own.request is not None, None, True
         try:
             end(has_asked)
         except BaseException as error:  # nobody is above a conversation's thread: the driver raises it
-            with self._changed:
-                self._problem = error
+            self._problem = error
         finally:
             with self._changed:
+                if talk in self._under_way:
+                    self._drop(talk)
                 self._changed.notify()
 
     def _begins(self, waiting: Sequence[Talk], now: float) -> float:
@@ -144,7 +152,7 @@ class Rounds:
         return min(self._under_way[talk].since for talk in waiting) + _GRACE_SECONDS
 
     def _next_deadline(self) -> float:
-        busy = [own.since for own in self._under_way.values() if own.request is None]
+        busy = [own.since for own in self._under_way.values() if own.is_busy]
         return min(busy, default=time.monotonic()) + self._timeout_seconds
 
     def _start_more(self, now: float) -> None:
@@ -163,16 +171,16 @@ class Rounds:
     def _in_time(self, talk: Talk) -> _UnderWay:
         """Late is late, whether or not the driver has noticed yet."""
         own = self._under_way.get(talk)
-        if own is None:
+        if own is None or own.is_ending:
             raise Abandoned("nobody waits for this conversation any more")
-        if own.request is None and time.monotonic() - own.since > self._timeout_seconds:
+        if own.is_busy and time.monotonic() - own.since > self._timeout_seconds:
             self._give_up(talk)
             raise Abandoned(f"the conversation was busy for more than {self._timeout_seconds:g} s")
         return own
 
     def _give_up_slow_ones(self, now: float) -> None:
         for talk, own in list(self._under_way.items()):
-            if own.request is None and now - own.since > self._timeout_seconds:
+            if own.is_busy and now - own.since > self._timeout_seconds:
                 self._give_up(talk)
 
     def _give_up(self, talk: Talk) -> None:

@@ -76,7 +76,7 @@ class UserTalk:
         tokenizer = self._encoder.tokenizer
         ids = generation.token_ids
         # The token that ends a turn is the policy's own choice and is learned, but it is no text.
-        ended = generation.finish == "stop" and int(ids[-1]) in tokenizer.stop_token_ids
+        ended = generation.finish == "stop" and int(ids[-1]) in self._opening.params.stop_token_ids
         text = tokenizer.decode(ids[:-1] if ended else ids)
         self._transcript.add(*self._asked, generation, text)
         return PolicyTurn(text, len(ids), generation.finish, self._transcript.room)
@@ -138,7 +138,7 @@ class UserTalk:
     def _encode(self, reply: Reply | None) -> tuple[str, NDArray[np.int64]]:
         """The reply as text for people and as tokens."""
         is_first = self._transcript.num_policy_turns == 0
-        turn_ended = not is_first and self._transcript.last_token in self._encoder.tokenizer.stop_token_ids
+        turn_ended = not is_first and self._transcript.last_token in self._opening.params.stop_token_ids
         if reply is None:
             if turn_ended:
                 raise ValueError("generate() without a reply: the policy has ended its turn and waits for one")

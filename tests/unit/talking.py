@@ -78,7 +78,7 @@ class Setting:
     max_in_flight: int = 64
     num_prompts: int = 2
     num_samples: int = 2
-    options: dict[str, Any] = field(default_factory=dict)
+    encoder: PromptEncoder = field(default_factory=lambda: PromptEncoder(TOKENIZER))
     on_sample: Callable[[Prompt, Sample], None] = take_no_notice
 
 
@@ -86,10 +86,10 @@ def talk(
     world: World, function: Callable[..., Any], policy: ScriptedPolicy, setting: Setting, meter: Meter | None = None
 ) -> list[Group]:
     """The groups of conversations that ``function`` leads with the policy."""
-    converse = Converse("test:converse", function, setting.options)
+    converse = Converse("test:converse", function, {})
     limits = TalkLimits(setting.max_turns, setting.max_turn_tokens, setting.tool_timeout_seconds)
     conversations = Conversations(
-        converse, policy, PromptEncoder(TOKENIZER), limits, lambda *_: nullcontext(), world, setting.max_in_flight
+        converse, policy, setting.encoder, limits, lambda *_: nullcontext(), world, setting.max_in_flight
     )
     prompts = [Prompt(f"p{i}", f"{i}+1=", TOKENIZER.encode(f"{i}+1="), str(i + 1)) for i in range(setting.num_prompts)]
     params = SamplingParams(setting.max_new_tokens, stop_token_ids=TOKENIZER.stop_token_ids)
