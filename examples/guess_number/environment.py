@@ -8,6 +8,8 @@ from megarl.core.sample import Prompt
 from megarl.rewards.reward import Reward
 from megarl.rollout.conversation import AsyncGenerate
 
+END_OF_GUESS = "."
+
 
 @dataclass
 class Game:
@@ -19,12 +21,13 @@ class Game:
     is_won: bool = False
 
     def take(self, guess: str) -> str:
-        """What the environment says to a guess."""
+        """What the environment says to a guess such as ``5.``"""
         self.num_guesses += 1
-        if not guess.strip().isdigit():
-            return "number?"
-        self.is_won = int(guess) == self.hidden
-        return "higher" if int(guess) < self.hidden else "lower"
+        number = guess.removesuffix(END_OF_GUESS)
+        if not number.isdigit():
+            return "number? "
+        self.is_won = int(number) == self.hidden
+        return "higher " if int(number) < self.hidden else "lower "
 
     @property
     def is_over(self) -> bool:
@@ -35,10 +38,10 @@ class Game:
 async def converse(prompt: Prompt, generate: AsyncGenerate, *, max_guesses: int) -> Reward:
     """1 for the right number at once, a little less for every guess more, 0 if it is not found."""
     game = Game(int(prompt.answer or ""), max_guesses)
-    turn = await generate()
+    turn = await generate(stop=END_OF_GUESS)
     told = game.take(turn.text)
-    while not game.is_over and turn.num_tokens_left > len(told):
-        turn = await generate(f"{told} ")
+    while turn.finish == "stop" and not game.is_over:
+        turn = await generate(told, stop=END_OF_GUESS)
         told = game.take(turn.text)
     value = 1 - 0.5 * (game.num_guesses - 1) / max_guesses if game.is_won else 0.0
     return Reward(value, {"is_won": float(game.is_won), "num_guesses": game.num_guesses})

@@ -1,9 +1,9 @@
 """Many conversations at once: whoever waits for the policy is answered together with all others who wait.
 
 A conversation is *busy* while its function runs, *waiting* when it has asked for the policy's turn, and over when the
-function returned, raised or took too long. A round takes all that wait. It begins when nobody is busy, or when somebody
-has waited for a short time: one slow tool holds up nobody else for long. Who shares a round is a matter of timing, what
-is drawn is not: draws depend on the tokens and the seed alone.
+function returned, raised or took too long. A round takes all that wait. It begins when nobody is busy, or when nobody
+has joined for a moment: one slow tool holds up nobody else for long. Who shares a round is a matter of timing, what is
+drawn is not: draws depend on the tokens and the seed alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Protocol
 from megarl.core.protocols import Generation, GenerationRequest
 from megarl.rollout.conversation import Abandoned, PolicyTurn
 
-# How long somebody who waits lets busy ones catch up, so that few rounds of many are made rather than many of few.
-_GRACE_SECONDS = 0.1
+# Busy ones may catch up for as long as somebody joins every so often, so that few rounds of many are made rather than
+# many of few; but nobody waits longer than that.
+_QUIET_SECONDS = 0.05
+_MAX_WAIT_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class Rounds:
         self._under_way: dict[Talk, _UnderWay] = {}
         self._max_in_flight = max_in_flight
         self._timeout_seconds = timeout_seconds
+        # who has asked and has no answer yet, in the order in which they asked
+        self._waiting: dict[Talk, None] = {}
         self._in_round: list[Talk] = []
         self._problem: BaseException | None = None
         # conversations that were given up because they took too long
@@ -80,10 +84,9 @@ class Rounds:
                     raise self._problem
                 if not self._under_way:
                     return []
-                waiting = [talk for talk, own in self._under_way.items() if own.request is not None]
-                begins = self._begins(waiting, now)
+                begins = self._begins(now)
                 if begins <= now:
-                    self._in_round = sorted(waiting, key=lambda talk: talk.place)
+                    self._in_round = sorted(self._waiting, key=lambda talk: talk.place)
                     requests = [self._under_way[talk].request for talk in self._in_round]
                     return [request for request in requests if request is not None]
                 self._changed.wait(min(begins, self._next_deadline()) - now)
@@ -96,6 +99,7 @@ class Rounds:
                 if own is None or own.turn is None or own.is_ending:
                     continue  # its function returned although it had asked
                 turn = talk.take(generation)
+                del self._waiting[talk]
                 future, own.request, own.turn, own.since = own.turn, None, None, time.monotonic()
                 future.set_result(turn)
             self._in_round = []
@@ -114,7 +118,9 @@ class Rounds:
             turn: Future[PolicyTurn] = Future()
             turn.set_running_or_notify_cancel()  # who stops waiting for it cannot take it back
             own.request, own.turn, own.since = request, turn, time.monotonic()
-            self._changed.notify()
+            self._waiting[talk] = None
+            if len(self._waiting) in (1, len(self._under_way)):  # the driver sleeps through the others
+                self._changed.notify()
             return turn
 
     def require_turn(self, talk: Talk) -> None:
@@ -133,6 +139,7 @@ class Rounds:
             except Abandoned:
                 return
             has_asked, own.request, own.is_ending = own.request is not None, None, True
+            self._waiting.pop(talk, None)
         try:
             end(has_asked)
         except BaseException as error:  # nobody is above a conversation's thread: the driver raises it
@@ -141,15 +148,19 @@ class Rounds:
             with self._changed:
                 if talk in self._under_way:
                     self._drop(talk)
-                self._changed.notify()
+                if self._queue or self._problem or len(self._waiting) == len(self._under_way):
+                    self._changed.notify()
 
-    def _begins(self, waiting: Sequence[Talk], now: float) -> float:
+    def _begins(self, now: float) -> float:
         """When the next round begins, as things stand."""
-        if not waiting:
+        if not self._waiting:
             return float("inf")
-        if len(waiting) == len(self._under_way):
+        if len(self._waiting) == len(self._under_way):
             return now
-        return min(self._under_way[talk].since for talk in waiting) + _GRACE_SECONDS
+        first, last = (
+            self._under_way[talk].since for talk in (next(iter(self._waiting)), next(reversed(self._waiting)))
+        )
+        return min(last + _QUIET_SECONDS, first + _MAX_WAIT_SECONDS)
 
     def _next_deadline(self) -> float:
         busy = [own.since for own in self._under_way.values() if own.is_busy]
@@ -191,6 +202,7 @@ class Rounds:
 
     def _drop(self, talk: Talk) -> _UnderWay:
         own = self._under_way.pop(talk)
+        self._waiting.pop(talk, None)
         if own.turn is not None:
             own.turn.set_exception(Abandoned("nobody waits for this conversation any more"))
         return own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -190,16 +191,24 @@ def test_the_calculator_answers_calls_and_judges_the_answer(monkeypatch: pytest.
     assert rehearse(converse, "47*86=", ["3000"], answer="4042").result.value == 0.0
 
 
-def test_the_calculators_problems_are_those_that_its_script_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("script", "files"),
+    [
+        ("examples.calculator_tool.make_problems", ["train.jsonl", "held_out.jsonl"]),
+        ("examples.guess_number.make_games", ["games.jsonl"]),
+    ],
+)
+def test_the_examples_data_is_what_their_scripts_write(
+    script: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
-    from examples.calculator_tool import make_problems
-
-    monkeypatch.setattr(make_problems, "__file__", str(tmp_path / "make_problems.py"))
-    make_problems.main()
-    for name in ("train.jsonl", "held_out.jsonl"):
-        assert (tmp_path / name).read_text() == (CALCULATOR.parent / name).read_text()
+    module = importlib.import_module(script)
+    assert module.__file__ is not None
+    own = Path(module.__file__).parent
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "script.py"))
+    module.main()
+    for name in files:
+        assert (tmp_path / name).read_text() == (own / name).read_text()
 
 
 def test_the_game_says_where_to_go_on_and_pays_for_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +218,8 @@ def test_the_game_says_where_to_go_on_and_pays_for_speed(monkeypatch: pytest.Mon
     config = load_config(GUESS, [])
     assert config.rollout is not None and config.rollout.converse is not None
     options = config.rollout.converse.options
-    won = rehearse(converse, "", ["5", "9", "x", "7"], answer="7", **options)
+    won = rehearse(converse, "", ["5.", "9.", "x.", "7."], answer="7", **options)
     assert won.replies == ["higher ", "lower ", "number? "]
     assert won.result == Reward(1 - 0.5 * 3 / 4, {"is_won": 1.0, "num_guesses": 4})
-    assert rehearse(converse, "", ["7"], answer="7", **options).result.value == 1.0
-    assert rehearse(converse, "", ["1", "2", "3", "4", "7"], answer="7", **options).result.value == 0.0
+    assert rehearse(converse, "", ["7."], answer="7", **options).result.value == 1.0
+    assert rehearse(converse, "", ["1.", "2.", "3.", "4.", "7."], answer="7", **options).result.value == 0.0
