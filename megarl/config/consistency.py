@@ -8,6 +8,7 @@ from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
 from megarl.config.chat import RESERVED_OPTIONS
+from megarl.config.converse_checks import check_converse_settings
 from megarl.config.filter_checks import check_filters
 from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.reward_checks import check_rewards
@@ -26,6 +27,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *_rollout(config),
         *check_filters(config),
         *check_serving(config),
+        *check_converse_settings(config),
         *_schedules(config),
         *_optimizers(config),
         *check_rewards(config),

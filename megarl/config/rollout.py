@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from megarl.config.filters import Filter
+from megarl.config.names import ConversePath
 from megarl.config.section import REQUIRED, Section, setting
 
 _MANY = 1_000_000_000
+
+
+def _path_as_mapping(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class ConverseSettings(Section):
+    """Conversations of several turns. ``converse: PATH`` is short for ``converse: {name: PATH}``."""
+
+    name: ConversePath = setting(
+        REQUIRED,
+        "The function converse(prompt, generate) that leads a conversation.",
+        rule='the import path of a function: "package.module:function"',
+    )
+    options: dict[str, Any] = setting({}, "Keyword arguments of the function.")
+    max_turns: int = setting(
+        16,
+        "How often the policy may speak in a conversation.",
+        ge=1,
+        le=1_000_000,
+        elsewhere="max_assistant_turns max_actions_per_traj max_env_steps",
+    )
+    max_turn_tokens: int | None = setting(
+        None, "Longest turn of the policy; null: whatever is left of max_new_tokens.", ge=1, le=_MANY
+    )
+    tool_timeout_seconds: float = setting(
+        60.0,
+        "How long the function may be busy between two turns of the policy. Then the sample has failed.",
+        gt=0,
+        le=86_400,
+        elsewhere="tool_timeout env_timeout",
+    )
 
 
 class RolloutSettings(Section):
@@ -25,7 +60,7 @@ class RolloutSettings(Section):
     )
     max_new_tokens: int = setting(
         REQUIRED,
-        "Longest response; longer ones are cut.",
+        "Longest response; longer ones are cut. Of a conversation, all that follows the prompt, tool output included.",
         ge=1,
         le=_MANY,
         elsewhere="max_tokens response_length max_response_length max_completion_length max_length",
@@ -36,6 +71,11 @@ class RolloutSettings(Section):
         ge=1,
         le=_MANY,
         elsewhere="max_prompt_length prompt_length",
+    )
+    converse: Annotated[ConverseSettings, BeforeValidator(_path_as_mapping)] | None = setting(
+        None,
+        "The function that leads a conversation of several turns, with tools or an environment; null: one answer.",
+        elsewhere="multi_turn rollout_workflow custom_generate_function_path",
     )
     temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
     top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)

@@ -206,6 +206,9 @@ def _generation(config: RunConfig) -> list[tuple[str, str]]:
         num_bytes = 4 * slots * length * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
         text += f", KV cache {num_bytes / 2**20:,.0f} MiB"
     rows = [("generation", text)]
+    converse = config.rollout.converse
+    if converse is not None:
+        rows.append(("conversations", f"at most {converse.max_turns} turns each, led by {converse.name}"))
     if config.uses_servers:
         rows.append(("servers", _servers(config)))
     if config.num_steps_ahead:

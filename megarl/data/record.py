@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from megarl.core.errors import DataError, MissingInputError
 from megarl.core.excerpt import excerpt
-from megarl.core.sample import Group, Prompt, Sample, VersionSpan
+from megarl.core.sample import Group, Prompt, Sample, Turn, VersionSpan
 
 # One sample's numbers per token that are not the rollout's: what the trainer said and made of it.
 TokenNotes = Mapping[str, list[float]]
@@ -128,6 +128,9 @@ def _group_to_record(group: Group) -> dict[str, Any]:
 def _sample_to_record(sample: Sample) -> dict[str, Any]:
     return {
         "response": sample.response,
+        "turns": [list(turn) for turn in sample.turns],
+        "outcome": sample.outcome,
+        "failure": sample.failure,
         "reward": sample.reward,
         "scores": sample.scores,
         "shaped_reward": sample.shaped_reward,
@@ -172,6 +175,7 @@ def _sample_from_record(record: dict[str, Any]) -> Sample:
         "token_ids": np.array(record["token_ids"], dtype=np.int64),
         "loss_mask": np.array(record["loss_mask"], dtype=np.int8),
         "rollout_logprobs": np.array(record["rollout_logprobs"], dtype=np.float32),
+        "turns": tuple(Turn(*turn) for turn in record.get("turns", ())),
         "spans": tuple(VersionSpan(*span) for span in record.get("spans", ())),
         "routed_experts": _experts_from_record(record.get("routed_experts")),
     }

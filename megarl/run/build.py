@@ -24,6 +24,7 @@ from megarl.data.prompts import Cursor
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.optim import OptimizerSettings
 from megarl.rollout.answering import Answering
+from megarl.rollout.conversations import Conversations
 from megarl.rollout.demonstrations import DemonstrationRollouts
 from megarl.rollout.generated import GeneratedRollouts
 from megarl.rollout.marking import Marking, keep_no_record
@@ -33,6 +34,7 @@ from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import GENERATE, ServerServing
 from megarl.rollout.single_turn import SingleTurn
+from megarl.rollout.talk import TalkLimits
 from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.engines import Connected, Engines, InRankEngines
 from megarl.run.eval_schedule import Schedule
@@ -256,8 +258,8 @@ class Builder:
         prompts = self._prompts("main", "prompts")
         record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
         marking = Marking(inputs.scorer, inputs.filters, plan, residency.phase, record, self._world)
-        if not isinstance(generation.serving, ServerServing):
-            return GeneratedRollouts(prompts, self._answering(generation), plan, marking)
+        if not isinstance(generation.serving, ServerServing) or rollout.converse is not None:
+            return GeneratedRollouts(prompts, self._answering(generation, residency), plan, marking)
         ahead = AheadPlan(
             config.num_steps_ahead,
             rollout.max_staleness,
@@ -292,11 +294,21 @@ class Builder:
         best = best_of if config.metrics.best_of == "exact" else bootstrap_best_of
         detailed = config.metrics.detailed_stats or config.monitor.detailed_stats
         summarise = partial(at_k, detailed=detailed, best=best)
-        answering = self._answering(generation)
+        answering = self._answering(generation, residency)
         return Evaluator(sets, schedule, answering, residency.phase, config.run.seed, summarise)
 
-    def _answering(self, generation: Connected) -> Answering:
-        return SingleTurn(generation.serving, self._inputs.tokenizer)
+    def _answering(self, generation: Connected, residency: Residency) -> Answering:
+        own = self._config.rollout.converse if self._config.rollout else None
+        if own is None:
+            return SingleTurn(generation.serving, self._inputs.tokenizer)
+        return Conversations(
+            self._inputs.converse,
+            generation.serving,
+            self._inputs.encoder,
+            TalkLimits(own.max_turns, own.max_turn_tokens, own.tool_timeout_seconds),
+            residency.phase,
+            self._world,
+        )
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config

@@ -19,6 +19,7 @@ from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
+from megarl.rollout.converse import Converse, load_converse
 from megarl.rollout.filters import Filters
 from megarl.rollout.prompt_stream import require_room
 
@@ -42,6 +43,8 @@ class Inputs:
     eval_prompts: Mapping[tuple[str, str], Sequence[Prompt]]
     # only of sets that are not scored like training samples
     eval_scorers: Mapping[tuple[str, str], Scorer]
+    # of the driver: what leads conversations of several turns
+    converse: Converse | None = None
 
     def start_scorers(self) -> None:
         """Let the workers of all rewards begin. Of the driver, when it is certain that samples will come."""
@@ -49,9 +52,11 @@ class Inputs:
             scorer.start()
 
     def close(self) -> None:
-        """End the rewards' workers."""
+        """End the rewards' workers, and what conversations hold open."""
         for scorer in (self.scorer, *self.eval_scorers.values()):
             scorer.close()
+        if self.converse is not None:
+            self.converse.close()
 
 
 def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) -> Inputs:
@@ -79,7 +84,7 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
         return Inputs(tokenizer, encoder, scorer, None, Filters(), {}, eval_scorers)
     filters = Filters(config.rollout.filters if config.rollout else ())
     train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, encoder, scorer, train, filters, evals, eval_scorers)
+    return Inputs(tokenizer, encoder, scorer, train, filters, evals, eval_scorers, _load_converse(config))
 
 
 def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
@@ -98,6 +103,12 @@ def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
 def max_prompt_tokens(config: RunConfig) -> int:
     """The longest prompt that leaves room for its answer."""
     return max_sequence_length(config) - (config.rollout.max_new_tokens if config.rollout else 0)
+
+
+def _load_converse(config: RunConfig) -> Converse | None:
+    if config.rollout is None or config.rollout.converse is None:
+        return None
+    return load_converse(config.rollout.converse.name, config.rollout.converse.options)
 
 
 def _keys(config: RunConfig) -> PromptKeys:

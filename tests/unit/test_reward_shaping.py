@@ -70,7 +70,7 @@ def test_a_longer_response_never_earns_more(max_tokens: int, data: st.DataObject
 
 def test_outcome() -> None:
     sample = make_sample()
-    with pytest.raises(DataError, match=r"MRL-2183 .*'train.jsonl:3' gave no outcome"):
+    with pytest.raises(DataError, match=r"MRL-2183 .*'train.jsonl:3' has no outcome"):
         outcome(PROMPT, sample)
     sample.outcome = 0.25
     assert outcome(PROMPT, sample) == 0.25

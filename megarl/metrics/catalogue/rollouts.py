@@ -10,6 +10,7 @@ _EVAL = "steps with an evaluation"
 _DETAILED = "with metrics.detailed_stats"
 _FILTERED = "with rollout.filters or rollout.max_refills"
 _SERVERS = "runs with servers that generate"
+_CONVERSE = "runs with rollout.converse"
 _OVER_PROMPTS = "{mean,std,max,min}"
 
 _LENGTHS = (
@@ -71,6 +72,15 @@ _GROUPS = (
            "The {mean,max,min} over samples of how many versions the weights that generated them (the oldest) are "
            "behind those that the step starts from: training/global_step - 1 - version; 0 is on-policy.",
            when=_GENERATED),
+    Metric("rollout/num_turns/{mean,max,min}", "{mean,max,min}", "turns",
+           "The {mean,max,min} over samples of how often the policy spoke in the conversation.", when=_CONVERSE),
+    Metric("rollout/num_tool_tokens/{mean,max,min}", "{mean,max,min}", "tokens",
+           "The {mean,max,min} over samples of the tokens that tools and the environment said.", when=_CONVERSE),
+    Metric("rollout/time/run_execution/{mean,max,min}", "{mean,max,min}", "s",
+           "The {mean,max,min} over conversations of the time from the first to the last line of their function.",
+           when=_CONVERSE),
+    Metric("rollout/time/task_execution/{mean,max,min}", "{mean,max,min}", "s",
+           "The {mean,max,min} over prompts of the time in which their conversations ran.", when=_CONVERSE),
     Metric("sample/task_count", "last", "prompts", "Different prompts in the training batch."),
 )  # fmt: skip
 
