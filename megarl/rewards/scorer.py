@@ -8,18 +8,20 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from megarl.config.rewards import RewardSettings
 from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import DataError
-from megarl.core.protocols import Statistics
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.driver_calls import DriverCalls
 from megarl.rewards.load import load_reward, place_of
 from megarl.rewards.outcome import Failure
 from megarl.rewards.reward import Reward
 from megarl.rewards.worker_calls import WorkerCalls
+
+if TYPE_CHECKING:  # `megarl check` tries rewards, and does without torch
+    from megarl.core.protocols import Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +80,8 @@ class Scorer:
         if not groups:
             return []
         kept = [group for group in groups if not any(sample.failure for sample in group.samples)]
-        meter.sum("experience_pipeline/failed_reward_count", num_failed)
-        meter.sum("experience_pipeline/failed_group_count", len(groups) - len(kept))
+        meter.sum("experience_pipeline/num_failed_samples", num_failed)
+        meter.sum("experience_pipeline/num_failed_groups", len(groups) - len(kept))
         return kept
 
     def finish_all(self, groups: Sequence[Group]) -> int:
