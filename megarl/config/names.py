@@ -12,7 +12,9 @@ from pydantic_core import PydanticCustomError
 DATASETS = ("builtin:carry", "builtin:carry_held_out", "builtin:sort", "builtin:sort_held_out")
 TOKENIZERS = ("builtin:characters",)
 # reward -> the options that it takes
-REWARDS: dict[str, tuple[str, ...]] = {"exact_match": ("after",), "coin_flip": ()}
+REWARDS: dict[str, tuple[str, ...]] = {"exact_match": ("after",), "coin_flip": (), "model": ()}
+# the reward that the model of the section reward_model gives
+REWARD_MODEL = "model"
 ALGORITHMS = ("grpo", "ppo", "sft")
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)

@@ -14,7 +14,7 @@ class RewardSettings(Section):
     name: RewardName = setting(
         "exact_match",
         "The reward function.",
-        rule='exact_match, coin_flip, or the import path of a function: "package.module:function"',
+        rule='exact_match, coin_flip, model, or the import path of a function: "package.module:function"',
     )
     options: dict[str, Any] = setting(
         {}, "Keyword arguments of the function. exact_match takes `after`: compare what follows the last such text."

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from megarl.config.algorithms import SftSettings
-from megarl.config.layout import max_sequence_length, model_shape
+from megarl.config.layout import max_prompt_tokens, model_shape, reward_shape
+from megarl.config.names import REWARD_MODEL
 from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
+from megarl.core.protocols import SampleScorer
 from megarl.core.sample import Prompt
 from megarl.data.jsonl_prompts import PromptField
 from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
+from megarl.data.same_tokens import require_same_tokens
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
@@ -38,16 +42,22 @@ class Inputs:
     # only of sets that are not scored like training samples
     eval_scorers: Mapping[tuple[str, str], Scorer]
 
+    def judge_with(self, model: SampleScorer) -> None:
+        """Let the reward `model` be this model, wherever it is used."""
+        for scorer in (self.scorer, *self.eval_scorers.values()):
+            scorer.judge_with(model)
+
     def close(self) -> None:
         """Give back what rewards hold open."""
         for scorer in (self.scorer, *self.eval_scorers.values()):
             scorer.close()
 
 
-def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) -> Inputs:
+def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True, with_training: bool = True) -> Inputs:
     """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
 
     ``measure``: also check every prompt's length, and report skipped rows. Who opens the inputs a second time need not.
+    Without ``with_training``, only what an evaluation reads.
     """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     shape = model_shape(config)
@@ -57,21 +67,22 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
             f"model.tokenizer={tokenizer.name!r} has {tokenizer.vocab_size} tokens, but the model's vocab_size is "
             f"{shape.vocab_size}. Use the tokenizer that belongs to the model.",
         )
-    scorer = Scorer(load_reward(config.reward.name, config.reward.options))
+    if config.uses_reward_model:
+        directory = Path(config.reward_model.path or "")
+        same_size = reward_shape(config).vocab_size == shape.vocab_size
+        require_same_tokens(tokenizer, directory, "reward_model.path", same_size=same_size)
+    scorer = _scorer(config.reward)
     eval_scorers: dict[tuple[str, str], Scorer] = {
-        (kind, name): Scorer(load_reward(own.reward.name, own.reward.options))
-        for kind, name, own in config.eval_sets
-        if own.reward is not None
+        (kind, name): _scorer(own.reward) for kind, name, own in config.eval_sets if own.reward is not None
     }
     if not with_prompts:
         return Inputs(tokenizer, scorer, None, {}, eval_scorers)
-    train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, scorer, train, evals, eval_scorers)
+    train = _open_train(config, tokenizer, measure=measure) if with_training else None
+    return Inputs(tokenizer, scorer, train, _open_evals(config, tokenizer), eval_scorers)
 
 
-def max_prompt_tokens(config: RunConfig) -> int:
-    """The longest prompt that leaves room for its answer."""
-    return max_sequence_length(config) - (config.rollout.max_new_tokens if config.rollout else 0)
+def _scorer(reward: RewardSettings) -> Scorer:
+    return Scorer(None if reward.name == REWARD_MODEL else load_reward(reward.name, reward.options))
 
 
 def _keys(config: RunConfig) -> PromptKeys:
@@ -120,5 +131,5 @@ def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[tuple[str, str]
         )
         evals[kind, name] = [source[i] for i in range(min(len(source), settings.max_prompts))]
         for prompt in evals[kind, name]:
-            require_room(prompt, max_prompt_tokens(config))
+            require_room(prompt, max_prompt_tokens(config, settings.max_new_tokens))
     return evals

@@ -1,0 +1,49 @@
+"""``megarl eval``: join the ranks that a launcher started, or start them on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from megarl.config.schema import RunConfig
+from megarl.core.world import World
+from megarl.launch.local import Program, run_ranks
+from megarl.launch.start import launched_size
+from megarl.run.candidate import Candidate
+from megarl.run.evaluation_plan import new_directory
+from megarl.run.inputs import open_inputs
+from megarl.run.stop import StopRequest
+
+# Where the evaluation's files go, if whoever started the ranks has decided it.
+_DIRECTORY = "MEGARL_EVAL_DIRECTORY"
+
+
+def start_evaluation(config: RunConfig, candidate: Candidate, out: Path | None, arguments: Sequence[str]) -> int:
+    """Evaluate; returns the exit code. ``arguments`` are the words of the command, for the ranks."""
+    if config.run.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _join(config, candidate, out)
+    # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
+    open_inputs(config, with_prompts=True, with_training=False).close()
+    directory = new_directory(config)
+    program = Program(arguments, directory / "logs", "Run the same command again.", {_DIRECTORY: str(directory)})
+    return run_ranks(config.run.num_ranks, program)
+
+
+def _join(config: RunConfig, candidate: Candidate, out: Path | None) -> int:
+    from megarl.launch.rank import run_launched_rank
+
+    def work(world: World, stop: StopRequest) -> None:  # noqa: ARG001
+        from megarl.run.evaluation_session import run_evaluation
+
+        # Nothing is lost by ending at once.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        given = os.environ.get(_DIRECTORY)
+        directory = given or world.broadcast(str(new_directory(config)) if world.is_driver else None)
+        run_evaluation(config, candidate, world, Path(directory), out)
+
+    return run_launched_rank(config, launched_size(config), work)
