@@ -90,8 +90,9 @@ def write_whole(path: Path, tree: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise StorageError("MRL-7002", f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _progress(sets: Sequence[EvalSet]) -> OnSample:
