@@ -52,7 +52,11 @@ def settings() -> tuple[Setting, ...]:
 def general(path: KeyPath) -> KeyPath:
     """The path with the user's own names replaced: ``eval.sets.held_out.data`` -> ``eval.sets.NAME.data``."""
     is_set = path[:2] in (("eval", "sets"), ("eval", "bench_sets"))
-    return (*path[:2], NAME, *path[3:]) if is_set and len(path) > 2 else path
+    if is_set and len(path) > 2:
+        # the rewards of a set are like those of training
+        path = path[3:] if path[3:4] == ("reward",) and len(path) > 4 else (*path[:2], NAME, *path[3:])
+    # one of several rewards has the settings of the only one
+    return tuple(key for i, key in enumerate(path) if not (i and path[i - 1] == "reward" and key.isdigit()))
 
 
 def find(path: KeyPath, algorithm: str | None) -> Setting | None:
@@ -110,13 +114,18 @@ def _shared(one: KeyPath, other: KeyPath) -> int:
 def _walk(model: type[BaseModel], prefix: KeyPath, algorithms: tuple[str, ...]) -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         path = (*prefix, name)
-        inner = list(_models_in(field.annotation))
+        inner = [] if _says_what_is_allowed(field) else list(_models_in(field.annotation))
         if not inner:
             yield _setting(path, field, algorithms)
         in_mapping = get_origin(field.annotation) is dict
         for kind in inner:
             only = (_ALGORITHM_OF[kind],) if kind in _ALGORITHM_OF else algorithms
             yield from _walk(kind, (*path, NAME) if in_mapping else path, only)
+
+
+def _says_what_is_allowed(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("rule")) and get_origin(field.annotation) is not dict
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
-from megarl.config.names import REWARDS
 from megarl.config.problems import KeyPath, Problem, dotted, show
+from megarl.config.reward_checks import check_rewards
 from megarl.config.roles import TrainedSettings
 from megarl.config.schema import OptimizerSettings, RunConfig
 from megarl.config.serving_checks import check_serving
@@ -24,7 +24,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *check_serving(config),
         *_schedules(config),
         *_optimizers(config),
-        *_reward(config),
+        *check_rewards(config),
         *_reward_model(config),
         *_eval(config),
         *_checkpoint(config),
@@ -128,25 +128,6 @@ def _schedules(config: RunConfig) -> Iterator[Problem]:
             ("algorithm", "critic_warmup_steps"),
             ("run", "num_steps"),
         )
-
-
-def _reward(config: RunConfig) -> Iterator[Problem]:
-    known = REWARDS.get(config.reward.name)
-    if known is None:  # the user's own function: its options are checked when it is imported
-        return
-    for option, value in config.reward.options.items():
-        path = ("reward", "options", option)
-        if option not in known:
-            close = catalogue.closest(option, known)
-            meant = f" Did you mean reward.options.{close}?" if close else ""
-            yield Problem(
-                "MRL-1001",
-                f"{dotted(path)} is not an option of {config.reward.name}.{meant}",
-                (path, ("reward", "name")),
-                (f"Options of {config.reward.name}: {', '.join(known) or 'none'}.",),
-            )
-        elif value is not None and (not isinstance(value, str) or not value):
-            yield Problem("MRL-1003", f"{dotted(path)}={show(value)} is not allowed. It must be text or null.", (path,))
 
 
 def _reward_model(config: RunConfig) -> Iterator[Problem]:

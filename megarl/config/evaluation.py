@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, StringConstraints
+from pydantic import StringConstraints
 
 from megarl.config.data import DATA_RULE
-from megarl.config.names import DatasetName, name_as_mapping
-from megarl.config.rewards import RewardSettings
+from megarl.config.names import DatasetName
+from megarl.config.rewards import Rewards
 from megarl.config.section import REQUIRED, Section, setting
 
 _MANY = 1_000_000_000
@@ -42,8 +42,11 @@ class EvalSetSettings(Section):
         elsewhere="max_tokens response_length max_response_length",
     )
     max_prompts: int = setting(256, "Only the first prompts of the set, at most so many.", ge=1, le=_MANY)
-    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] | None = setting(
-        None, "How answers are scored; null: like training samples."
+    reward: Rewards | None = setting(
+        None,
+        "How answers are scored; null: like training samples.",
+        min_length=1,
+        rule="a name, a mapping or a list, as in `reward`, or null",
     )
 
 

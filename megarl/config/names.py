@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -40,11 +40,6 @@ def _builtin_or_import(choices: tuple[str, ...]) -> Callable[[str], str]:
         return name
 
     return check
-
-
-def name_as_mapping(value: Any) -> Any:
-    """``exact_match`` is short for ``{name: exact_match}``."""
-    return {"name": value} if isinstance(value, str) else value
 
 
 DatasetName = Annotated[str, AfterValidator(_builtin_or_path(DATASETS))]

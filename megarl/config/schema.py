@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import Field
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
@@ -16,9 +16,9 @@ from megarl.config.data import DataSettings
 from megarl.config.evaluation import EvalSetSettings, EvalSettings
 from megarl.config.generation import GenerationSettings, WeightsSettings
 from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
-from megarl.config.names import REWARD_MODEL, TokenizerName, name_as_mapping
+from megarl.config.names import REWARD_MODEL, TokenizerName
 from megarl.config.parallel import ParallelSettings
-from megarl.config.rewards import RewardSettings
+from megarl.config.rewards import Rewards, RewardSettings
 from megarl.config.roles import (
     ActorSettings,
     CriticSettings,
@@ -28,6 +28,7 @@ from megarl.config.roles import (
     WarmupSettings,
 )
 from megarl.config.rollout import RolloutSettings
+from megarl.config.scoring import ScoringSettings
 from megarl.config.section import REQUIRED, Section, section, setting
 from megarl.config.tracking import TrackerKwargs, TrackWith
 
@@ -144,9 +145,10 @@ class RunConfig(Section):
     generation: GenerationSettings = section(GenerationSettings, "The engine that generates.")
     weights: WeightsSettings = section(WeightsSettings, "How new weights reach the engines.")
     data: DataSettings = setting(REQUIRED, "The prompts to train on.")
-    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] = section(
-        RewardSettings, "The reward function."
+    reward: Rewards = Field(
+        default_factory=lambda: [RewardSettings()], min_length=1, description="The reward function, or several."
     )
+    scoring: ScoringSettings = section(ScoringSettings, "How rewards run.")
     eval: EvalSettings = section(EvalSettings, "When and on what the policy is evaluated.")
     checkpoint: CheckpointSettings = section(CheckpointSettings, "When the whole run is written down.")
     track_with: TrackWith = setting(
@@ -249,8 +251,8 @@ class RunConfig(Section):
     @property
     def uses_reward_model(self) -> bool:
         """Whether there is a model that scores samples."""
-        own = (one.reward for _, _, one in self.eval_sets if one.reward is not None)
-        return self.generates and any(reward.name == REWARD_MODEL for reward in (self.reward, *own))
+        rewards = [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
+        return self.generates and any(reward.name == REWARD_MODEL for reward in rewards)
 
     @property
     def eval_sets(self) -> list[tuple[Literal["eval", "bench"], str, EvalSetSettings]]:

@@ -46,7 +46,7 @@ class _Finding:
         self._input = entry["input"]
         self._algorithm = algorithm
         self._root = root
-        self._path = _key_path(entry["loc"])
+        self._path = _as_written(_key_path(entry["loc"]), root)
 
     def problem(self) -> Problem:
         if self._kind == "extra_forbidden":
@@ -138,6 +138,16 @@ def _key_path(location: tuple[int | str, ...]) -> KeyPath:
     """The path in the file: pydantic puts the union's tag behind ``algorithm``."""
     path = tuple(str(part) for part in location)
     return (path[0], *path[2:]) if path[0] == "algorithm" and len(path) > 1 else path
+
+
+def _as_written(path: KeyPath, root: Node) -> KeyPath:
+    """A single reward is read as a list of one; where the user wrote no list, there is no number in the path."""
+    for i, key in enumerate(path):
+        if i and path[i - 1] == "reward" and key == "0":
+            node, reached = descend(root, path[:i])
+            if reached == path[:i] and not isinstance(node.value, list):
+                return (*path[:i], *path[i + 1 :])
+    return path
 
 
 def _meant(value: Any, choices: Any) -> str:

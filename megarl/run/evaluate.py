@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from megarl.algorithms.rewards import require_rewards
 from megarl.config.evaluation import EvalSetSettings
 from megarl.config.rollout import RolloutSettings
 from megarl.core.protocols import SamplingParams
@@ -82,21 +81,22 @@ class Evaluator:
         # The engines' own statistics would mix with those of the training samples.
         answered = self._answering.answer(questions, step, "timing_s/testing", meter, Meter())
         with meter.timed("timing_s/testing"), self._enter(SCORE, meter):
-            scored = [one.scorer.finish(groups, meter) for one, groups in zip(sets, answered, strict=True)]
-        for eval_set, groups in zip(sets, scored, strict=True):
+            for one, groups in zip(sets, answered, strict=True):
+                one.scorer.finish_all(groups)
+        for eval_set, groups in zip(sets, answered, strict=True):
             self._report(eval_set, groups, meter)
 
     def _report(self, eval_set: EvalSet, groups: Sequence[Group], meter: Meter) -> None:
         if not groups:
             return
         prefix = f"{eval_set.kind}/{eval_set.name}"
-        columns = {"score": [require_rewards(group) for group in groups]} | _named_scores(groups)
+        columns = {"score": [_rewards(group) for group in groups]} | _named_scores(groups)
         for score, tasks in columns.items():
             for name, value in self._summarise(tasks).items():
                 meter.mean(f"{prefix}/{score}/{name}", value, 1)
         meter.mean(f"{prefix}/score/stderr@{eval_set.num_samples}", standard_error(columns["score"]), 1)
         samples = [sample for group in groups for sample in group.samples]
-        meter.sum(f"{prefix}/failed_runs", sum(sample.finish == "abort" for sample in samples))
+        meter.sum(f"{prefix}/failed_runs", sum(sample.finish == "abort" or bool(sample.failure) for sample in samples))
         if eval_set.kind == "eval":
             for reward in (reward for rewards in columns["score"] for reward in rewards):
                 meter.mean("val/score/mean", reward, 1)
@@ -129,6 +129,13 @@ def _both(submit: OnSample, watch: OnSample) -> OnSample:
         watch(prompt, sample)
 
     return on_sample
+
+
+def _rewards(group: Group) -> list[float]:
+    """An attempt whose reward failed counts as 0, and among the failed runs: it cannot vanish from a mean."""
+    for sample in group.samples:
+        assert sample.failure or sample.reward is not None, f"group {group.prompt.id} has samples without a reward"
+    return [0.0 if sample.reward is None else sample.reward for sample in group.samples]
 
 
 def _named_scores(groups: Sequence[Group]) -> dict[str, list[list[float]]]:

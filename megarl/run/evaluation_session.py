@@ -44,6 +44,7 @@ def run_evaluation(config: RunConfig, candidate: Candidate, world: World, direct
     source, step = candidate.weights(relocated, world)
     if world.is_driver:
         _say(f"Evaluating {_name(candidate, config, step)} on {_sizes(config)}")
+        inputs.start_scorers()  # they warm up while the model is built
     evaluation = Builder(relocated, inputs, world, Recorder(None)).build_evaluation(source)
     meter = Meter()
     try:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.layout import max_prompt_tokens, model_shape, reward_shape
-from megarl.config.names import REWARD_MODEL
 from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
@@ -19,8 +18,8 @@ from megarl.data.jsonl_prompts import PromptField
 from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
 from megarl.data.same_tokens import require_same_tokens
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
-from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
+from megarl.rewards.trial import try_reward
 from megarl.rollout.prompt_stream import require_room
 
 logger = logging.getLogger(__name__)
@@ -47,8 +46,13 @@ class Inputs:
         for scorer in (self.scorer, *self.eval_scorers.values()):
             scorer.judge_with(model)
 
+    def start_scorers(self) -> None:
+        """Let the workers of all rewards begin. Of the driver, when it is certain that samples will come."""
+        for scorer in (self.scorer, *self.eval_scorers.values()):
+            scorer.start()
+
     def close(self) -> None:
-        """Give back what rewards hold open."""
+        """End the rewards' workers."""
         for scorer in (self.scorer, *self.eval_scorers.values()):
             scorer.close()
 
@@ -71,9 +75,12 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True, 
         directory = Path(config.reward_model.path or "")
         same_size = reward_shape(config).vocab_size == shape.vocab_size
         require_same_tokens(tokenizer, directory, "reward_model.path", same_size=same_size)
-    scorer = _scorer(config.reward)
+    logs = Path(config.run.dir) / config.run.name / "logs"
+    scorer = Scorer(config.reward, config.scoring, logs)
     eval_scorers: dict[tuple[str, str], Scorer] = {
-        (kind, name): _scorer(own.reward) for kind, name, own in config.eval_sets if own.reward is not None
+        (kind, name): Scorer(own.reward, config.scoring, logs)
+        for kind, name, own in config.eval_sets
+        if own.reward is not None
     }
     if not with_prompts:
         return Inputs(tokenizer, scorer, None, {}, eval_scorers)
@@ -81,16 +88,25 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True, 
     return Inputs(tokenizer, scorer, train, _open_evals(config, tokenizer), eval_scorers)
 
 
-def _scorer(reward: RewardSettings) -> Scorer:
-    return Scorer(None if reward.name == REWARD_MODEL else load_reward(reward.name, reward.options))
+def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
+    """Call every reward once, in a worker; raises a `MegarlError` if one does not work, else says what they gave."""
+    train = inputs.train_prompts
+    row = train[0] if train is not None and len(train) else None
+    lines = [try_reward(reward, config.scoring, row) for reward in config.reward]
+    for kind, name, own in config.eval_sets:
+        rows = inputs.eval_prompts.get((kind, name), [])
+        for reward in own.reward or []:
+            if reward not in config.reward:
+                lines.append(try_reward(reward, config.scoring, rows[0] if rows else None))
+    return lines
 
 
 def _keys(config: RunConfig) -> PromptKeys:
     return PromptKeys(config.data.prompt_key, config.data.answer_key, config.data.demonstration_key)
 
 
-def _needs_answer(reward: RewardSettings) -> set[PromptField]:
-    return {"answer"} if reward.name == "exact_match" else set()
+def _needs_answer(rewards: Sequence[RewardSettings]) -> set[PromptField]:
+    return {"answer"} if any(reward.name == "exact_match" for reward in rewards) else set()
 
 
 def _open_train(config: RunConfig, tokenizer: Tokenizer, *, measure: bool) -> PromptSource:

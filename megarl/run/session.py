@@ -43,6 +43,8 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
         f"megarl {__version__}: {config.run.name} on {world.size} ranks (tp {world.tp.size}, pp {world.pp.size}, "
         f"dp {world.dp.size}), {world.device.type}, run directory {directory}"
     )
+    if world.is_driver and config.generates:
+        inputs.start_scorers()  # they warm up while the models are built
     run = Builder(config, inputs, world, recorder).build(store, stop)
     if checkpoint is not None:
         recorder.announce(_where_it_resumes(config, checkpoint, directory))

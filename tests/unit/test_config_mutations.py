@@ -217,6 +217,8 @@ def wrong_values(setting: Setting) -> list[str]:
         allowed = ("[]", "''", "null")
     elif setting.path == ("generation", "urls"):
         allowed = ("[]",)
+    elif setting.path == ("reward", "weight"):  # a penalty
+        allowed = ("-1",)
     return [value for value in wrong if value not in allowed]
 
 

@@ -212,7 +212,8 @@ def test_the_example_reward_gives_partial_credit(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.syspath_prepend(str(ROOT))
     config = load_config(ROOT / "examples" / "custom_reward" / "config.yaml", [])
-    reward = load_reward(config.reward.name, config.reward.options)
+    (settings,) = config.reward
+    reward = load_reward(settings.name, settings.options)
 
     def score(response: str) -> float:
         return float(reward.function(_prompt("1033"), _sample(response), **reward.options))
@@ -222,7 +223,6 @@ def test_the_example_reward_gives_partial_credit(monkeypatch: pytest.MonkeyPatch
     assert score("6+7=13:1034") == 0.5 * 3 / 4
     assert score("1033") == 0.0
     assert score("6+7=13:") == 0.0
-    reward.close()
 
 
 def _prompt(answer: str) -> Prompt:

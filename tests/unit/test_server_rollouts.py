@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megarl.config.rewards import RewardSettings
+from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import ConfigError
 from megarl.core.protocols import Generation, GenerationRequest, SamplingParams
 from megarl.core.sample import Prompt, VersionSpan
 from megarl.core.world import World
 from megarl.data.tokenizer import load_tokenizer
 from megarl.metrics.meter import Meter
-from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
 from megarl.rollout.drafts import Draft, join, new_draft
 from megarl.rollout.generated import Marking, RolloutPlan, keep_no_record
@@ -112,7 +113,7 @@ def rollouts(world: World, servers: ScriptedServers, num_prompts: int = 3, **ahe
 
     plan = RolloutPlan(num_prompts, 2, PARAMS, 64, 7)
     terms = AheadPlan(**{**dict.fromkeys(AheadPlan.__slots__, 0), "carries_over": False, "last_step": 9, **ahead})  # type: ignore[arg-type]
-    marking = Marking(Scorer(load_reward("coin_flip", {})), plan, enter, keep_no_record)
+    marking = Marking(Scorer([RewardSettings(name="coin_flip")], ScoringSettings()), plan, enter, keep_no_record)
     serving = ServerServing(servers, refresh, enter, world)  # type: ignore[arg-type]
     return ServerRollouts(Numbers(), load_tokenizer("builtin:characters"), serving, plan, terms, marking, world)
 
