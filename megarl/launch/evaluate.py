@@ -12,9 +12,9 @@ from megarl.core.world import World
 from megarl.launch.local import Program, run_ranks
 from megarl.launch.start import launched_size
 from megarl.run.candidate import Candidate
-from megarl.run.evaluation_plan import new_directory
+from megarl.run.evaluation_plan import moved_to, new_directory
 from megarl.run.inputs import open_inputs, try_rewards
-from megarl.run.stop import StopRequest
+from megarl.run.stop import SIGNALS, StopRequest
 
 # Where the evaluation's files go, if whoever started the ranks has decided it.
 _DIRECTORY = "MEGARL_EVAL_DIRECTORY"
@@ -36,14 +36,21 @@ def start_evaluation(config: RunConfig, candidate: Candidate, out: Path | None, 
 def _join(config: RunConfig, candidate: Candidate, out: Path | None) -> int:
     from megarl.launch.rank import run_launched_rank
 
-    def work(world: World, stop: StopRequest) -> None:  # noqa: ARG001
+    given = os.environ.get(_DIRECTORY)
+
+    def work(world: World, stop: StopRequest) -> None:
         from megarl.run.evaluation_session import run_evaluation
 
-        # Nothing is lost by ending at once.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        given = os.environ.get(_DIRECTORY)
+        _end_at_once(stop)
         directory = given or world.broadcast(str(new_directory(config)) if world.is_driver else None)
         run_evaluation(config, candidate, world, Path(directory), out)
 
-    return run_launched_rank(config, launched_size(config), work)
+    return run_launched_rank(moved_to(config, Path(given)) if given else config, launched_size(config), work)
+
+
+def _end_at_once(stop: StopRequest) -> None:
+    """An evaluation that is asked to stop has nothing to save."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    if stop.received is not None:
+        signal.raise_signal(stop.received)

@@ -45,3 +45,9 @@ def new_directory(config: RunConfig) -> Path:
     except OSError as error:
         raise StorageError("MRL-7002", f"{path} cannot be made: {error.strerror}.") from error
     return path
+
+
+def moved_to(config: RunConfig, directory: Path) -> RunConfig:
+    """The configuration with a directory of its own: what engines, rewards and ranks write must not meet a run's."""
+    run = config.run.model_copy(update={"dir": str(directory.parent), "name": directory.name})
+    return config.model_copy(update={"run": run})

@@ -23,6 +23,7 @@ from megarl.rollout.answering import OnSample, take_no_notice
 from megarl.run.build import Builder
 from megarl.run.candidate import Candidate
 from megarl.run.evaluate import EvalSet
+from megarl.run.evaluation_plan import moved_to
 from megarl.run.evaluation_table import evaluation_table
 from megarl.run.inputs import open_inputs
 from megarl.run.progress import config_digest
@@ -38,14 +39,13 @@ def run_evaluation(config: RunConfig, candidate: Candidate, world: World, direct
     ``directory`` is the evaluation's own: engines keep their logs in it.
     """
     started = time.time()
-    run = config.run.model_copy(update={"dir": str(directory.parent), "name": directory.name})
-    relocated = config.model_copy(update={"run": run})
-    inputs = open_inputs(relocated, with_prompts=world.is_driver, with_training=False)
-    source, step = candidate.weights(relocated, world)
+    moved = moved_to(config, directory)
+    inputs = open_inputs(moved, with_prompts=world.is_driver, with_training=False)
+    source, step = candidate.weights(moved, world)
     if world.is_driver:
         _say(f"Evaluating {_name(candidate, config, step)} on {_sizes(config)}")
         inputs.start_scorers()  # they warm up while the model is built
-    evaluation = Builder(relocated, inputs, world, Recorder(None)).build_evaluation(source)
+    evaluation = Builder(moved, inputs, world, Recorder(None)).build_evaluation(source)
     meter = Meter()
     try:
         evaluator = evaluation.evaluator

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = (
     *SHORT,
-    "reward=model",
+    "reward=[{name: model, weight: 0.5}, coin_flip]",
     "reward_model={path: judge, parallel: {tp_size: 2}}",
     "eval.sets.sampled={data: builtin:carry_held_out, num_samples: 4, temperature: 1.0, top_k: 8, max_prompts: 3, "
     "max_new_tokens: 20}",
@@ -75,7 +75,9 @@ def test_the_reward_model_has_a_phase_of_its_own(run: Outcome) -> None:
         assert metrics["time/reward/compute_rewards/offload"] > 0
         assert {f"memory/reward/compute_rewards/end/onload/max_allocated/{rank}" for rank in (0, 1)} <= metrics.keys()
         assert metrics["critic/score/max"] > metrics["critic/score/min"], "a random model has preferences"
-        assert metrics["critic/score/max"] % 1 > 0, "its scores are no counts"
+        assert metrics["rollout/model/max"] % 1 > 0, "its scores are no counts"
+        together = 0.5 * metrics["rollout/model/mean"] + metrics["rollout/coin_flip/mean"]
+        assert metrics["critic/score/mean"] == pytest.approx(together, rel=1e-5), "summed in fp32"
     assert {"eval/sampled/score/best@4", "val/score/mean", "bench/sorted/score/mean@1"} <= records[-1].keys()
 
 
