@@ -54,7 +54,10 @@ def without(node: Node, path: KeyPath) -> Node:
 def descend(node: Node, path: KeyPath) -> tuple[Node, KeyPath]:
     """Walk along ``path`` as far as it exists: the deepest node, and the part of the path that leads to it."""
     for depth, key in enumerate(path):
-        if not isinstance(node.value, dict) or key not in node.value:
+        if isinstance(node.value, dict) and key in node.value:
+            node = node.value[key]
+        elif isinstance(node.value, list) and key.isdecimal() and int(key) < len(node.value):
+            node = node.value[int(key)]
+        else:
             return node, path[:depth]
-        node = node.value[key]
     return node, path

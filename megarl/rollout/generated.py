@@ -87,5 +87,6 @@ class GeneratedRollouts:
         version = plan.version_before(step)
         (groups,) = self._answering.answer([questions], version, "timing_s/gen", meter, meter)
         marked = self._marking.mark(step, groups, self.epoch, meter)
+        self._prompts.report(meter)
         self._answering.report(meter)
         return marked

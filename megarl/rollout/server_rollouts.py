@@ -96,6 +96,7 @@ class ServerRollouts:
         self._epoch = own.epoch
         groups = [draft.group(self._tokenizer) for draft in own.drafts]
         marked = self._marking.mark(step, groups, own.epoch, meter)
+        self._prompts.report(meter)
         self._serving.report(meter)
         return marked
 

@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megarl.config.data import SHOWN_HASH_DIGITS
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.excerpt import excerpt
-from megarl.run.progress import Progress, data_digest
+from megarl.run.progress import Progress, data_hashes
 
 # Sections and settings (everything below a section counts) that already decided what the finished steps did.
 _FIXED = (
@@ -27,6 +28,8 @@ _FIXED = (
     "rollout.replay",
     "rollout.only",
 )
+# What they decide is where a run stops, not what it did before.
+_FREE = ("data.accept_changed", "data.too_long", "data.bad_rows", "data.max_bad_rows")
 _ABSENT = object()
 
 Change = tuple[str, Any, Any]
@@ -43,18 +46,33 @@ def require_same_run(config: RunConfig, progress: Progress) -> list[str]:
             f"run {config.run.name!r} is at step {progress.step} and cannot go on with other settings:\n{listing}\n"
             "Set them back, start over with --fresh, or give this run another run.name.",
         )
-    if data_digest(config) != progress.data_digest:
+    accepted = _require_same_data(config, progress)
+    return [*(_line(change) for change in changes), *accepted]
+
+
+def _require_same_data(config: RunConfig, progress: Progress) -> list[str]:
+    """Refuse files that changed, unless the user names what they have become; otherwise one line for each."""
+    hashes = data_hashes(config)
+    changed = {path: found for path, found in hashes.items() if found != progress.data_hashes.get(path)}
+    refused = [path for path, found in changed.items() if not found.startswith(tuple(config.data.accept_changed))]
+    if refused:
+        were = {path: progress.data_hashes.get(path, "nothing")[:SHOWN_HASH_DIGITS] for path in refused}
+        listing = "\n".join(f"    {path}: was {were[path]}, is {changed[path][:SHOWN_HASH_DIGITS]}" for path in refused)
+        wanted = ", ".join(found[:SHOWN_HASH_DIGITS] for found in changed.values())
         raise ConfigError(
             "MRL-1502",
-            f"data.train={config.data.train!r} has other rows than when run {config.run.name!r} started; "
-            f"{progress.step} steps have drawn from the old ones.\n"
-            "Put the file back, start over with --fresh, or give this run another run.name.",
+            f"training data changed since run {config.run.name!r} started; {progress.step} steps have drawn from what "
+            f"it was:\n{listing}\n"
+            "Put it back, start over with --fresh, or give this run another run.name. To go on with what it is now:\n"
+            f"    'data.accept_changed=[{wanted}]'",
         )
-    return [_line(change) for change in changes]
+    return [f"{path}: another content, accepted" for path in changed]
 
 
 def _may_change(change: Change) -> bool:
     key, before, after = change
+    if key in _FREE:
+        return True
     if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED):
         return False
     if key == "algorithm.kl.coef":

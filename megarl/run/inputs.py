@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.layout import max_sequence_length, model_shape
@@ -12,18 +13,14 @@ from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.sample import Prompt
-from megarl.data.jsonl_prompts import PromptField
-from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
+from megarl.data.encoder import PromptEncoder
+from megarl.data.prompts import PromptField, PromptSource
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
-from megarl.rollout.prompt_stream import require_room
+from megarl.run.datasets import first_that_fit, hashes_of, open_evaluation, open_training, write_description
 
 logger = logging.getLogger(__name__)
-
-
-# Problems of a built-in task are alike: a few tell how long all of them are.
-_NUM_MEASURED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +29,14 @@ class Inputs:
 
     tokenizer: Tokenizer
     scorer: Scorer
-    train_prompts: PromptSource | None
+    # in the order of data.train
+    train_prompts: Sequence[PromptSource]
     # by (eval or bench, name of the set)
     eval_prompts: Mapping[tuple[str, str], Sequence[Prompt]]
     # only of sets that are not scored like training samples
     eval_scorers: Mapping[tuple[str, str], Scorer]
+    # of the training data's files, by path
+    train_hashes: Mapping[str, str]
 
     def close(self) -> None:
         """Give back what rewards hold open."""
@@ -44,10 +44,13 @@ class Inputs:
             scorer.close()
 
 
-def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) -> Inputs:
+def open_inputs(
+    config: RunConfig, *, with_prompts: bool, speak: bool = True, describe_in: Path | None = None
+) -> Inputs:
     """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
 
-    ``measure``: also check every prompt's length, and report skipped rows. Who opens the inputs a second time need not.
+    ``speak``: say which rows are left out; who opens the inputs a second time need not. ``describe_in``: a directory
+    for ``data.json``, which tells what was read.
     """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     shape = model_shape(config)
@@ -64,9 +67,22 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
         if own.reward is not None
     }
     if not with_prompts:
-        return Inputs(tokenizer, scorer, None, {}, eval_scorers)
-    train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
-    return Inputs(tokenizer, scorer, train, evals, eval_scorers)
+        return Inputs(tokenizer, scorer, [], {}, eval_scorers, {})
+    encoder = PromptEncoder(tokenizer)
+    train, evals = _open_train(config, encoder), _open_evals(config, encoder)
+    for source in (*train, *evals.values()) if speak else ():
+        if source.skip_report:
+            logger.warning("%s", source.skip_report)
+    if describe_in is not None:
+        own = {f"data.train.{number}": (one.path, train[number]) for number, one in enumerate(config.data.train)}
+        own |= {_key_of(kind, name): (one.data, evals[kind, name]) for kind, name, one in config.eval_sets}
+        write_description(describe_in / "data.json", own)
+    room = max_prompt_tokens(config)
+    eval_prompts: dict[tuple[str, str], Sequence[Prompt]] = {
+        (kind, name): first_that_fit(config, evals[kind, name], one.max_prompts, room, _key_of(kind, name))
+        for kind, name, one in config.eval_sets
+    }
+    return Inputs(tokenizer, scorer, train, eval_prompts, eval_scorers, hashes_of(config, train))
 
 
 def max_prompt_tokens(config: RunConfig) -> int:
@@ -74,51 +90,31 @@ def max_prompt_tokens(config: RunConfig) -> int:
     return max_sequence_length(config) - (config.rollout.max_new_tokens if config.rollout else 0)
 
 
-def _keys(config: RunConfig) -> PromptKeys:
-    return PromptKeys(config.data.prompt_key, config.data.answer_key, config.data.demonstration_key)
-
-
 def _needs_answer(reward: RewardSettings) -> set[PromptField]:
     return {"answer"} if reward.name == "exact_match" else set()
 
 
-def _open_train(config: RunConfig, tokenizer: Tokenizer, *, measure: bool) -> PromptSource:
+def _open_train(config: RunConfig, encoder: PromptEncoder) -> list[PromptSource]:
     supervised = isinstance(config.algorithm, SftSettings)
     required: set[PromptField] = set() if supervised else _needs_answer(config.reward)
     if supervised or config.warmup:
         required.add("demonstration")
-    source = open_prompts(
-        config.data.train,
-        tokenizer,
-        _keys(config),
-        bad_rows=config.data.bad_rows,
-        max_bad_rows=config.data.max_bad_rows,
-        required=frozenset(required),
-    )
-    if measure:
-        if source.skip_report:
-            logger.warning("%s", source.skip_report)
-        built_in = config.data.train.startswith("builtin:")
-        for i in range(min(len(source), _NUM_MEASURED) if built_in else len(source)):
-            require_room(source[i], max_prompt_tokens(config))
-    return source
+    return open_training(config, encoder, frozenset(required))
 
 
-def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[tuple[str, str], list[Prompt]]:
-    evals: dict[tuple[str, str], list[Prompt]] = {}
-    for kind, name, settings in config.eval_sets:
-        where = f"eval.{'sets' if kind == 'eval' else 'bench_sets'}.{name}.data"
-        required = frozenset(_needs_answer(settings.reward or config.reward))
-        source = open_prompts(
+def _open_evals(config: RunConfig, encoder: PromptEncoder) -> dict[tuple[str, str], PromptSource]:
+    return {
+        (kind, name): open_evaluation(
+            config,
+            encoder,
             settings.data,
-            tokenizer,
-            _keys(config),
-            bad_rows=config.data.bad_rows,
-            max_bad_rows=config.data.max_bad_rows,
-            required=required,
-            where=where,
+            frozenset(_needs_answer(settings.reward or config.reward)),
+            _key_of(kind, name),
         )
-        evals[kind, name] = [source[i] for i in range(min(len(source), settings.max_prompts))]
-        for prompt in evals[kind, name]:
-            require_room(prompt, max_prompt_tokens(config))
-    return evals
+        for kind, name, settings in config.eval_sets
+    }
+
+
+def _key_of(kind: str, name: str) -> str:
+    """The config key of a set's prompts."""
+    return f"eval.{'sets' if kind == 'eval' else 'bench_sets'}.{name}.data"

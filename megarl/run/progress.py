@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import DataError
+from megarl.data.content import content_hash
 
 
 class Best(NamedTuple):
@@ -39,8 +40,8 @@ class Progress:
     dtype: str
     config: dict[str, Any]
     config_digest: str
-    # of the training data's file; None for built-in tasks
-    data_digest: str | None
+    # of the training data's files, by path
+    data_hashes: dict[str, str]
 
     def to_tree(self) -> dict[str, Any]:
         """JSON values only."""
@@ -70,9 +71,7 @@ def config_digest(tree: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def data_digest(config: RunConfig) -> str | None:
-    """SHA-256 of the training data's file; None for tasks that are built in."""
-    if config.data.train.startswith("builtin:"):
-        return None
-    with Path(config.data.train).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def data_hashes(config: RunConfig) -> dict[str, str]:
+    """SHA-256 of the training data's files, by path. Built-in tasks have no file."""
+    paths = dict.fromkeys(source.path for source in config.data.train)
+    return {path: content_hash(Path(path)) for path in paths if not path.startswith("builtin:")}

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from megarl.core.errors import ConfigError, DataError, MissingInputError
-from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
+from megarl.data.encoder import PromptEncoder
+from megarl.data.prompts import BadRowPolicy, PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer("builtin:characters")
+ENCODER = PromptEncoder(TOKENIZER)
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 
 
 def open_text(path: Path, content: str | bytes, **options: Any) -> PromptSource:
     path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
-    return open_prompts(str(path), TOKENIZER, **options)
+    return open_prompts(str(path), ENCODER, **options)
 
 
 @pytest.fixture
@@ -76,9 +78,23 @@ BAD_ROWS = {
     "extra": (GOOD + "}", 34, "not valid JSON"),
     "list": ("[1, 2]", 1, "must be a JSON object, not a list"),
     "missing key": ('{"question": "1+1="}', 1, 'key "prompt" is missing'),
-    "null": ('{"answer": "2", "prompt": null}', 17, 'key "prompt" must be a string, not null'),
-    "messages": ('{"prompt": [{"role": "user"}]}', 2, 'key "prompt" must be a string, not a list'),
-    "number": ('{"prompt": 3}', 2, 'key "prompt" must be a string, not a number'),
+    "null": ('{"answer": "2", "prompt": null}', 17, 'key "prompt" must be a string or a list of messages, not null'),
+    "number": ('{"prompt": 3}', 2, 'key "prompt" must be a string or a list of messages, not a number'),
+    "no messages": ('{"prompt": []}', 2, 'key "prompt" is an empty list of messages'),
+    "text as message": ('{"prompt": ["hi"]}', 2, 'key "prompt" has a message 1 that is not an object but a string'),
+    "no role": ('{"prompt": [{"content": "hi"}]}', 2, 'key "prompt" has a message 1 without a "role"'),
+    "no content": ('{"prompt": [{"role": "user"}]}', 2, 'key "prompt" has a message 1 whose "content" is null'),
+    "empty messages": ('{"prompt": [{"role": "user", "content": " "}]}', 2, 'key "prompt" has only empty messages'),
+    "answered": (
+        '{"prompt": [{"role": "user", "content": "1="}, {"role": "assistant", "content": "1"}]}',
+        2,
+        'key "prompt" ends with a message of the assistant',
+    ),
+    "foreign character in a message": (
+        '{"prompt": [{"role": "user", "content": "1=\\n"}]}',
+        2,
+        'key "prompt" cannot be encoded',
+    ),
     "empty prompt": ('{"prompt": ""}', 2, 'key "prompt" is empty'),
     "blank prompt": ('{"prompt": "  "}', 2, 'key "prompt" is empty'),
     "unknown character": ('{"prompt": "1+1=?\\n"}', 2, 'key "prompt" cannot be encoded'),
@@ -132,7 +148,7 @@ def test_excerpts_are_short_escaped_and_near_the_fault(file: Path) -> None:
 def test_required_fields_are_checked_in_every_row(file: Path) -> None:
     content = f'{GOOD}\n{{"prompt": "1=", "answer": null}}\n'
     assert len(open_text(file, content)) == 2
-    with pytest.raises(DataError, match=':2:1 key "answer" is missing, and this run needs it'):
+    with pytest.raises(DataError, match=':2:18 key "answer" is missing, and this run needs it'):
         open_text(file, content, required=frozenset({"answer"}))
     with pytest.raises(DataError, match='key "demonstration" is missing'):
         open_text(file, content, required=frozenset({"demonstration"}))
@@ -149,13 +165,13 @@ def test_ten_bad_rows_are_shown_and_all_are_counted(file: Path) -> None:
 
 def test_skipping_counts_what_it_leaves_out(file: Path) -> None:
     content = "\n".join([GOOD, "{", '{"prompt": "2+2="}', "", '{"prompt": "3+3="}'])
-    source = open_text(file, content, bad_rows="skip", max_bad_rows=2)
+    source = open_text(file, content, policy=BadRowPolicy("skip", 2))
     assert [source[i].text for i in range(len(source))] == ["1+1=", "2+2=", "3+3="]
     assert source[2].id == "train.jsonl:5", "ids keep the line of the file"
     assert source.num_skipped_rows == 2
     assert "2 bad rows of 5 skipped" in source.skip_report
     with pytest.raises(DataError, match=r"more than data.max_bad_rows=1"):
-        open_text(file, content, bad_rows="skip", max_bad_rows=1)
+        open_text(file, content, policy=BadRowPolicy("skip", 1))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +179,7 @@ def test_skipping_counts_what_it_leaves_out(file: Path) -> None:
 )
 def test_a_file_without_a_good_row_is_an_error(file: Path, content: str, policy: str) -> None:
     with pytest.raises(DataError, match="MRL-2002"):
-        open_text(file, content, bad_rows=policy)
+        open_text(file, content, policy=BadRowPolicy(policy))
 
 
 def test_a_compressed_file_is_refused_with_a_hint(file: Path, tmp_path: Path) -> None:
@@ -174,11 +190,11 @@ def test_a_compressed_file_is_refused_with_a_hint(file: Path, tmp_path: Path) ->
 
 def test_missing_files_and_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match=r"data.eval=.*does not exist"):
-        open_prompts(str(tmp_path / "none.jsonl"), TOKENIZER, where="data.eval")
+        open_prompts(str(tmp_path / "none.jsonl"), ENCODER, where="data.eval")
     with pytest.raises(MissingInputError, match="is a directory"):
-        open_prompts(str(tmp_path), TOKENIZER)
+        open_prompts(str(tmp_path), ENCODER)
     with pytest.raises(ConfigError, match="builtin:carry, builtin:carry_held_out, builtin:sort, builtin:sort_held_out"):
-        open_prompts("builtin:gsm8k", TOKENIZER)
+        open_prompts("builtin:gsm8k", ENCODER)
 
 
 def test_a_file_that_changes_under_the_run_is_noticed(file: Path) -> None:

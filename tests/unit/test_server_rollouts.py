@@ -100,6 +100,8 @@ class Numbers:
         first, self.next = self.next, self.next + num_prompts
         return [Prompt(str(i), f"{i}", np.array([1, 2, i % 20]), "1") for i in range(first, self.next)]
 
+    def report(self, meter: Meter) -> None: ...
+
 
 def rollouts(world: World, servers: ScriptedServers, num_prompts: int = 3, **ahead: object) -> ServerRollouts:
     def refresh(version: int, meter: Meter) -> None:

@@ -33,6 +33,9 @@ _LENGTHS = (
 
 _GROUPS = (
     Metric("experience_pipeline/experience_count", "sum", "samples", "Samples left for training after all filters."),
+    Metric("experience_pipeline/too_long_prompts", "sum", "prompts",
+           "Prompts of the training data that were left out because they are too long (data.too_long).",
+           when="steps that draw from training data"),
     Metric("experience_pipeline/group_advantages/reward_mean/{mean,max,min}", "{mean,max,min}", "reward",
            "The {mean,max,min} over groups of the group's mean reward.", when=_GENERATED),
     Metric("experience_pipeline/group_advantages/reward_std/{mean,max,min}", "{mean,max,min}", "reward",
