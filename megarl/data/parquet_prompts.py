@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"PAR1"
 _BATCH_ROWS = 1024
+_BUFFER_BYTES = 2**18
 
 
 class ParquetPrompts:
@@ -96,7 +97,8 @@ class _Unpacked:
 
         self._path = path
         try:
-            self._file = parquet.ParquetFile(path)
+            # what is buffered ahead would be the whole file
+            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
         except (pa.ArrowException, OSError) as error:
             raise _damaged(path, error) from error
         schema = self._file.schema_arrow
@@ -143,6 +145,8 @@ class _Unpacked:
                     f"{self._path} cannot be unpacked into {tempfile.gettempdir()}: {error.strerror or error}.\n"
                     "Free some space there, or set TMPDIR to a directory with more.",
                 ) from error
+        self._file.close()
+        pa.default_memory_pool().release_unused()
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
         self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
 

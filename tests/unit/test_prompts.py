@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +204,30 @@ def test_a_file_that_changes_under_the_run_is_noticed(file: Path) -> None:
     file.write_text(f"  {GOOD}\n{GOOD}\n")
     with pytest.raises(DataError, match="MRL-2005"):
         source[1]
+
+
+def test_a_file_that_changes_to_other_good_rows_is_noticed_and_one_that_is_only_touched_is_not(file: Path) -> None:
+    source = open_text(file, f"{GOOD}\n{GOOD}\n")
+    file.write_text(f"{GOOD}\n{GOOD}\n")
+    os.utime(file, (1, 1))
+    assert source[1].answer == "2"
+    file.write_text(f"{GOOD}\n{GOOD}\n".replace("2", "3"))
+    with pytest.raises(DataError, match="MRL-2005"):
+        source[1]
+
+
+def test_an_open_file_takes_a_few_bytes_per_row(file: Path) -> None:
+    """Offsets, lines and the hashes of ids; and while it is read, a row at a time."""
+    num_rows = 5000
+    rows = (json.dumps({"prompt": "1=", "id": f"row {i}", "note": "x" * 1000}) for i in range(num_rows))
+    file.write_text("\n".join(rows))
+    open_prompts(str(file), ENCODER)  # what is made once is not counted
+    tracemalloc.start()
+    try:
+        source = open_prompts(str(file), ENCODER)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(source) == num_rows
+    assert kept < 24 * num_rows, "two numbers of 8 bytes, and the object itself"
+    assert peak < 250 * num_rows, "a quarter of the file, most of it to sort the hashes"
