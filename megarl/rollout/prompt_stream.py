@@ -53,13 +53,20 @@ def refuse(problem: str) -> DataError:
 class SourceWalk:
     """One source, walked by its own cursor; prompts that are too long are left out or refused when their turn comes.
 
-    ``task`` replaces that of the rows, if given.
+    ``name`` is what the user calls the source; ``task`` replaces that of the rows, if given.
     """
 
     def __init__(
-        self, source: PromptSource, cursor: Cursor, measure: Measure, too_long: TooLong, task: str | None = None
+        self,
+        name: str,
+        source: PromptSource,
+        cursor: Cursor,
+        measure: Measure,
+        too_long: TooLong,
+        task: str | None = None,
     ) -> None:
         self.num_left_out = 0
+        self._name = name
         self._source = source
         self._cursor = cursor
         self._measure = measure
@@ -87,7 +94,7 @@ class SourceWalk:
             self._leave_out(problem)
         raise DataError(
             "MRL-2014",
-            f"not one of {len(self._source):,} prompts is short enough. The last one: {problem}\n"
+            f"{self._name}: not one of {len(self._source):,} prompts is short enough. {problem}\n"
             "Change rollout.max_prompt_tokens, rollout.max_new_tokens, the data or the model.",
         )
 
@@ -100,7 +107,8 @@ class SourceWalk:
         other_rows = state.get("content_hash") != self._source.content_hash
         if self._cursor.restore(state, other_rows=other_rows):
             logger.warning(
-                "A training file has %s rows, and had %s: epoch %d over the new ones begins.",
+                "%s has %s rows, and had %s: epoch %d over the new ones begins.",
+                self._name,
                 f"{len(self._source):,}",
                 f"{state['num_items']:,}",
                 self.epoch + 1,
@@ -109,7 +117,7 @@ class SourceWalk:
     def _leave_out(self, problem: str) -> None:
         self.num_left_out += 1
         if not self._has_warned:
-            logger.warning("Left out because it is too long (and so will others be, without a word): %s", problem)
+            logger.warning("%s: left out, and so will others be that are too long: %s", self._name, problem)
             self._has_warned = True
 
 

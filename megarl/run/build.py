@@ -153,7 +153,12 @@ class Builder:
         seed = derive_seed(config.run.seed, purpose)
         walks = [
             SourceWalk(
-                source, Cursor(len(source), seed + number, config.data.shuffle), measure, config.data.too_long, own.task
+                own.path,
+                source,
+                Cursor(len(source), seed + number, config.data.shuffle),
+                measure,
+                config.data.too_long,
+                own.task,
             )
             for number, (source, own) in enumerate(zip(sources, config.data.train, strict=True))
         ]

@@ -58,7 +58,8 @@ def _require_same_data(config: RunConfig, progress: Progress) -> list[str]:
     if refused:
         were = {path: progress.data_hashes.get(path, "nothing")[:SHOWN_HASH_DIGITS] for path in refused}
         listing = "\n".join(f"    {path}: was {were[path]}, is {changed[path][:SHOWN_HASH_DIGITS]}" for path in refused)
-        wanted = ", ".join(found[:SHOWN_HASH_DIGITS] for found in changed.values())
+        # in quotes: 16 hexadecimal digits may look like a number
+        wanted = ", ".join(f'"{found[:SHOWN_HASH_DIGITS]}"' for found in changed.values())
         raise ConfigError(
             "MRL-1502",
             f"training data changed since run {config.run.name!r} started; {progress.step} steps have drawn from what "

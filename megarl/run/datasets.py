@@ -45,9 +45,9 @@ def open_evaluation(
 
 
 def first_that_fit(
-    config: RunConfig, source: PromptSource, max_prompts: int, max_prompt_tokens: int, where: str
+    config: RunConfig, source: PromptSource, max_prompts: int, max_prompt_tokens: int, where: str, *, speak: bool
 ) -> list[Prompt]:
-    """The first prompts of a set to evaluate, without those that are too long, whose number is said."""
+    """The first prompts of a set to evaluate, without those that are too long. ``speak``: say how many these are."""
     first = [source[i] for i in range(min(len(source), max_prompts))]
     problems = [why_no_room(prompt, max_prompt_tokens) for prompt in first]
     fitting = [prompt for prompt, problem in zip(first, problems, strict=True) if problem is None]
@@ -56,7 +56,7 @@ def first_that_fit(
         raise refuse(found[0])
     if not fitting:
         raise DataError("MRL-2014", f"{where}: not one of {len(first):,} prompts is short enough. {found[0]}")
-    if found:
+    if found and speak:
         logger.warning("%s: %d of %d prompts are left out, too long: %s", where, len(found), len(first), found[0])
     return fitting
 

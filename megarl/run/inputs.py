@@ -49,7 +49,7 @@ def open_inputs(
 ) -> Inputs:
     """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
 
-    ``speak``: say which rows are left out; who opens the inputs a second time need not. ``describe_in``: a directory
+    ``speak``: say what is left out; who opens the inputs a second time need not. ``describe_in``: a directory
     for ``data.json``, which tells what was read.
     """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
@@ -79,7 +79,7 @@ def open_inputs(
         write_description(describe_in / "data.json", own)
     room = max_prompt_tokens(config)
     eval_prompts: dict[tuple[str, str], Sequence[Prompt]] = {
-        (kind, name): first_that_fit(config, evals[kind, name], one.max_prompts, room, _key_of(kind, name))
+        (kind, name): first_that_fit(config, evals[kind, name], one.max_prompts, room, _key_of(kind, name), speak=speak)
         for kind, name, one in config.eval_sets
     }
     return Inputs(tokenizer, scorer, train, eval_prompts, eval_scorers, hashes_of(config, train))

@@ -9,6 +9,7 @@ import pytest
 from megarl.config.load import load_config
 from megarl.config.preflight import require_inputs
 from megarl.config.resolved import dump_resolved
+from megarl.config.summary import summarise
 from megarl.core.errors import MissingInputError
 from tests.unit.config_files import MINIMAL, load_text, refusal
 
@@ -32,6 +33,10 @@ def test_what_ran_can_be_run_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "resolved.yaml").write_text(dump_resolved(config))
     assert load_config(tmp_path / "resolved.yaml") == config
     assert ("train: builtin:carry" in dump_resolved(config)) == (text == MINIMAL)
+
+
+def test_the_check_shows_the_shares(tmp_path: Path) -> None:
+    assert "builtin:carry 60.0%, builtin:sort 20.0%, rows.jsonl 20.0%" in summarise(load_text(tmp_path, SEVERAL))
 
 
 def test_a_list_on_the_command_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -52,7 +53,8 @@ class Rows:
 
 
 def walk(rows: Rows, seed: int = 0, too_long: TooLong = "skip", task: str | None = None) -> SourceWalk:
-    return SourceWalk(rows, Cursor(len(rows), seed), lambda prompt: why_no_room(prompt, MAX_TOKENS), too_long, task)
+    measure = partial(why_no_room, max_prompt_tokens=MAX_TOKENS)
+    return SourceWalk("rows.jsonl", rows, Cursor(len(rows), seed), measure, too_long, task)
 
 
 def mixed(sources: Sequence[tuple[int, int, float]]) -> MixedPrompts:
@@ -134,7 +136,7 @@ def test_prompts_that_are_too_long_are_refused_if_asked() -> None:
 
 
 def test_a_source_without_a_prompt_that_fits_is_an_error_and_no_endless_search() -> None:
-    with pytest.raises(DataError, match="MRL-2014 not one of 7 prompts is short enough"):
+    with pytest.raises(DataError, match=r"MRL-2014 rows.jsonl: not one of 7 prompts is short enough"):
         walk(Rows("a", 7, num_long=7)).next()
 
 

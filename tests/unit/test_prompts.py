@@ -147,6 +147,14 @@ def test_excerpts_are_short_escaped_and_near_the_fault(file: Path) -> None:
     assert line.isprintable()
 
 
+def test_a_huge_row_is_a_row_and_a_huge_bad_row_is_told_in_one_line(file: Path) -> None:
+    huge = "1" * 3_000_000
+    assert len(open_text(file, f'{GOOD}\n{{"prompt": "{huge}"}}\n')[1].text) == len(huge)
+    with pytest.raises(DataError, match=f"{file}:1:3000015 not valid JSON") as caught:
+        open_text(file, f'{{"prompt": "{huge}" oops')
+    assert len(str(caught.value)) < 500
+
+
 def test_required_fields_are_checked_in_every_row(file: Path) -> None:
     content = f'{GOOD}\n{{"prompt": "1=", "answer": null}}\n'
     assert len(open_text(file, content)) == 2

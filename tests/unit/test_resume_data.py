@@ -45,7 +45,7 @@ def test_the_printed_setting_accepts_this_content_and_no_other(files: tuple[Path
     files[1].write_text("other\n")
     with pytest.raises(ConfigError) as refused:
         require_same_run(load_both(), before)
-    (printed,) = re.findall(r"'(data\.accept_changed=\[[0-9a-f]{16}\])'", str(refused.value))
+    (printed,) = re.findall(r"""'(data\.accept_changed=\["[0-9a-f]{16}"\])'""", str(refused.value))
     told = require_same_run(load_both(printed), before)
     assert f"{files[1]}: another content, accepted" in told
     files[1].write_text("yet another\n")
