@@ -1,6 +1,6 @@
 """How many samples per second a reward's workers score, against calling the same function in a plain loop.
 
-    python tools/bench/reward_throughput.py --answers answers.jsonl --reward math_answer \\
+    python -m tools.bench.reward_throughput --answers answers.jsonl --reward math_answer \\
         --plain tools.bench.reward_throughput:bare_math_verify
 
 ``answers.jsonl`` has one ``{"response": ..., "answer": ...}`` per line: for example the worked answers of GSM8K's test
