@@ -20,9 +20,8 @@ import megarl
 from megarl.rewards.guard import BROKEN, MAX_PROCESSES, STOPPED, TOO_MANY_PROCESSES, Terms
 from megarl.rewards.outcome import Failure, from_reply
 from megarl.rewards.reward import Reward
+from megarl.rewards.serve import HEADER_BYTES, ID_BYTES
 
-HEADER_BYTES = 4
-ID_BYTES = 8
 _MAX_REPLY_BYTES = 1 << 16
 _SECONDS_TO_END = 5.0
 # how many samples an async function scores at a time
