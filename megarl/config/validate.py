@@ -13,6 +13,8 @@ from megarl.config.problems import KeyPath, Problem, dotted, show
 from megarl.config.schema import RunConfig
 from megarl.config.tree import Node, descend, plain, without
 
+# of what is neither a setting nor always a mapping
+_RULES = {"reward": "a name, a mapping, or a list of these"}
 _WRONG_TYPE = ("_type", "_parsing", "int_from_float")
 
 
@@ -121,7 +123,7 @@ class _Finding:
         while path[-1].isdecimal() and len(path) > 1:
             path = path[:-1]
         found = catalogue.find(self._path, self._algorithm) or catalogue.find(path, self._algorithm)
-        rule = found.rule if found else "a mapping"
+        rule = found.rule if found else _RULES.get(path[-1], "a mapping")
         choices = self._context.get("choices") or (found.choices if found else ())
         code = "MRL-1003" if self._kind.endswith(_WRONG_TYPE) else "MRL-1004"
         text = f"{dotted(path)}={show(self._input)} is not allowed. It must be {rule}.{_meant(self._input, choices)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from megarl.core.errors import MegarlError
 from megarl.rewards.reward import Reward
-from megarl.rewards.score import MAX_SCORES
+from megarl.rewards.score import MAX_SCORES, NAME
 
 _KINDS = {"MRL-2102": "raised an exception", "MRL-2103": "returned no finite number"}
 TOOK_TOO_LONG = "took too long"
@@ -43,7 +43,7 @@ def from_reply(reply: Any) -> Reward | Failure:
     if isinstance(reply, dict):
         value, scores = reply.get("value"), reply.get("scores")
         if value is not None and _is_number(value) and isinstance(scores, dict) and len(scores) <= MAX_SCORES:
-            if all(_is_number(score) for score in scores.values()):
+            if all(NAME.fullmatch(name) and _is_number(score) for name, score in scores.items()):
                 return Reward(value, scores)
         elif isinstance(reply.get("error"), str) and isinstance(reply.get("code"), str):
             code = reply["code"][:8]

@@ -21,7 +21,7 @@ from megarl.core.sample import Prompt, Sample
 from megarl.rewards.reward import Reward, RewardFunction
 
 # A name becomes a part of a metric's name, on the console too.
-_NAME = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9._-]{0,78}[A-Za-z0-9_-])?")
+NAME = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9._-]{0,78}[A-Za-z0-9_-])?")
 MAX_SCORES = 100
 
 
@@ -54,7 +54,7 @@ def checked(reward: RewardFunction, prompt: Prompt, result: Any) -> Reward:
     if not isinstance(result, Reward):
         return Reward(_number(reward, prompt, "returned", result))
     scores = result.scores
-    if not isinstance(scores, dict) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in scores):
+    if not isinstance(scores, dict) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in scores):
         raise _wrong(reward, prompt, "returned scores", scores, "numbers by name, of letters, digits, '.', '_' and '-'")
     if len(scores) > MAX_SCORES:
         raise _wrong(reward, prompt, "returned scores", list(scores), f"at most {MAX_SCORES} of them")

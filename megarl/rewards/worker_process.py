@@ -20,9 +20,8 @@ import megarl
 from megarl.rewards.guard import BROKEN, MAX_PROCESSES, STOPPED, TOO_MANY_PROCESSES, Terms
 from megarl.rewards.outcome import Failure, from_reply
 from megarl.rewards.reward import Reward
+from megarl.rewards.serve import HEADER_BYTES, ID_BYTES
 
-HEADER_BYTES = 4
-ID_BYTES = 8
 _MAX_REPLY_BYTES = 1 << 16
 _SECONDS_TO_END = 5.0
 # how many samples an async function scores at a time
@@ -226,8 +225,7 @@ class WorkerProcess:
 
     def _send(self, body: bytes) -> None:
         assert self._writer is not None, "ready first"
-        self._writer.write(len(body).to_bytes(HEADER_BYTES, "big"))
-        self._writer.write(body)
+        self._writer.write(len(body).to_bytes(HEADER_BYTES, "big") + body)
 
     async def _how_it_ended(self) -> str:
         """In words, after the reply pipe was closed."""

@@ -92,11 +92,17 @@ def _may_change(change: Change) -> bool:
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
     for key in dict.fromkeys([*before, *after]):
-        old, new = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        old, new = _only(before.get(key, _ABSENT)), _only(after.get(key, _ABSENT))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _changes(old, new, f"{prefix}{key}.")
         elif old != new:
             yield f"{prefix}{key}", old, new
+
+
+def _only(value: Any) -> Any:
+    """A list of one section (rewards) is that section: the list is not how most people write it."""
+    is_one = isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping)
+    return value[0] if is_one else value
 
 
 def _line(change: Change) -> str:

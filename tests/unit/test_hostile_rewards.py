@@ -229,3 +229,18 @@ def test_a_worker_knows_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_PASSWORD"):
         monkeypatch.setenv(name, "very-secret-value")
     assert "very-secret-value" not in environment("/tmp").values()
+
+
+def test_without_namespaces_nothing_is_left_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not allow namespaces, the guard adopts what a worker leaves behind, and ends it."""
+    forbid = "import megarl.rewards.guard as guard\nguard._isolate = lambda: 'process tree'\n"
+    (tmp_path / "sitecustomize.py").write_text(forbid)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    log = tmp_path / "reward.log"
+    with pool_of("tests.unit.hostile_functions:attack", 1, log=log) as pool:
+        asked = [
+            pool.submit(parcel(word)) for word in ("fine", "leave daemon", "loop without signals", "crash", "fine")
+        ]
+        kinds = [got.kind if isinstance(got, Failure) else got.value for got in map(outcome, asked)]
+    assert kinds == [1.0, 0.5, SLOW, ENDED, 1.0]
+    assert "isolation: process tree" in log.read_text()
