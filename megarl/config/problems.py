@@ -53,6 +53,7 @@ CODES: dict[str, str] = {
     "MRL-1302": "The module of a callable cannot be imported.",
     "MRL-1303": "The module of a callable does not define it.",
     "MRL-1460": "Two rewards have the same label.",
+    "MRL-1475": "A reward may itself take as long as a sample may take.",
     "MRL-4001": "The model directory has no `config.json`.",
     "MRL-4010": "The configuration file is missing or cannot be read.",
     "MRL-4011": "The file that `extends` names is missing or cannot be read.",
