@@ -237,6 +237,12 @@ class RunConfig(Section):
         ]
 
     @property
+    def has_own_rewards(self) -> bool:
+        """Whether a reward of the run or of an evaluation set is a function of the user's."""
+        rewards = [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
+        return any(reward.is_own for reward in rewards)
+
+    @property
     def samples_per_step(self) -> int:
         """Sequences that a step learns from; 0 if nothing says how many."""
         if isinstance(self.algorithm, SftSettings):
