@@ -57,6 +57,7 @@ CODES: dict[str, str] = {
     "MRL-1435": "`chat.system` or `chat.options` is set, but there is no chat template.",
     "MRL-1437": "The tokenizer has several chat templates and no default.",
     "MRL-1460": "Two rewards have the same label.",
+    "MRL-1475": "A reward may itself take as long as a sample may take.",
     "MRL-4001": "The model directory has no `config.json`.",
     "MRL-4010": "The configuration file is missing or cannot be read.",
     "MRL-4011": "The file that `extends` names is missing or cannot be read.",

@@ -28,6 +28,21 @@ def check_options(name: str, options: Mapping[str, Any], paths: Sequence[KeyPath
             yield _problem(name, dict(entry), paths)
 
 
+def check_time(
+    name: str, options: Mapping[str, Any], paths: Sequence[KeyPath], timeout_seconds: float
+) -> Iterator[Problem]:
+    """A reward that may take as long as the scorer waits never gets to say why it took so long."""
+    field = REWARD_OPTIONS[name].model_fields.get("timeout_seconds") if name in REWARD_OPTIONS else None
+    if field is None:
+        return
+    own = options.get("timeout_seconds", field.default)
+    if isinstance(own, int | float) and own >= timeout_seconds:
+        keys = tuple((*path, *rest) for rest in (("options", "timeout_seconds"), ("name",), ()) for path in paths)
+        text = f"{dotted((*paths[-1], 'options', 'timeout_seconds'))}={own:g} is not below scoring.timeout_seconds="
+        hint = "scoring.timeout_seconds is for a sample as a whole: raise it, or lower the option."
+        yield Problem("MRL-1475", f"{text}{timeout_seconds:g}.", (*keys, ("scoring", "timeout_seconds")), (hint,))
+
+
 def _problem(name: str, entry: dict[str, Any], paths: Sequence[KeyPath]) -> Problem:
     known = catalogue.settings_of(REWARD_OPTIONS[name])
     all_options = f"Options of {name}: {', '.join(known) or 'none'}."

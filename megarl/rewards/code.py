@@ -9,7 +9,7 @@ from typing import Any
 
 from megarl.core.errors import DataError
 from megarl.core.sample import Prompt, Sample
-from megarl.rewards.code_run import Check, passes
+from megarl.rewards.code_run import MIN_SECONDS, Check, passes
 from megarl.rewards.final_answer import last_words
 from megarl.rewards.reward import Reward
 
@@ -28,14 +28,16 @@ def code(
     """Run the last Python block of the response against the tests that the row holds under ``tests_key``.
 
     The reward is 1 if all tests pass, else 0; with ``partial`` it is the share of tests that pass. ``timeout_seconds``
-    are for all tests together: each gets an equal share of what is left. A response without a block of Python earns 0.
+    are for all tests together: each gets an equal share of what is left, or 2 seconds if that is more. A response
+    without a block of Python earns 0.
     """
     tests = list(_tests(prompt, tests_key))
     text = last_python_block(last_words(sample))
     num_passed = 0
     deadline = time.monotonic() + timeout_seconds
     for i, test in enumerate(tests if text else ()):
-        seconds = (deadline - time.monotonic()) / (len(tests) - i)
+        left = deadline - time.monotonic()
+        seconds = min(left, max(left / (len(tests) - i), MIN_SECONDS))
         num_passed += seconds > 0 and passes(text, test, seconds, int(memory_gb * 2**30))
         if not partial and num_passed <= i:
             break

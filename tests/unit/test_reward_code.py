@@ -168,6 +168,12 @@ def test_a_slow_test_does_not_take_the_time_of_the_others() -> None:
     assert run(text, tests, partial=True, timeout_seconds=4).value == 2 / 3
 
 
+def test_many_tests_share_the_time() -> None:
+    tests = [f"assert add({i}, 1) == {i + 1}" for i in range(8)]
+    assert run(ADD, tests, partial=True, timeout_seconds=60).value == 1
+    assert run(ADD + "while True: pass", tests, partial=True, timeout_seconds=0.2).value == 0
+
+
 def test_the_isolation_is_told(caplog: pytest.LogCaptureFixture) -> None:
     from megarl.rewards import code_run
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from megarl.config.load import load_config
 from megarl.config.names import REWARDS
 from megarl.config.reward_option_checks import check_options
 from megarl.config.reward_options import REWARD_OPTIONS
+from megarl.core.errors import ConfigError
 from megarl.rewards.format import PRESETS
 from megarl.rewards.load import BUILTINS, load_reward
 
@@ -92,6 +94,15 @@ def test_good_options_fit_the_schema_and_the_function(name: str) -> None:
 def test_wrong_options_are_told(name: str, options: dict[str, Any], told: str) -> None:
     (found,) = problems(name, options)
     assert found.startswith(told)
+
+
+def test_a_reward_that_may_take_as_long_as_the_scorer_waits_is_told(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    quickstart = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+    config.write_text(f"extends: {quickstart}\nreward:\n  - {{name: code, options: {{timeout_seconds: 10.0}}}}\n")
+    with pytest.raises(ConfigError, match=r"MRL-1475 .*run.yaml:3 .*timeout_seconds=10 is not below"):
+        load_config(config, [])
+    load_config(config, ["scoring.timeout_seconds=11"])
 
 
 def test_the_tables_name_the_same_rewards_and_options() -> None:
