@@ -89,7 +89,14 @@ def _run(argv: list[str] | None) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from megarl.config.summary import summarise
 
-    sys.stdout.write(summarise(_load(arguments)))
+    config = _load(arguments)
+    sys.stdout.write(summarise(config))
+    if config.generates and config.has_own_rewards:
+        sys.stdout.flush()
+        from megarl.run.inputs import open_inputs, try_rewards  # only now: it reads the data
+
+        lines = try_rewards(config, open_inputs(config, with_prompts=True, measure=False))
+        sys.stdout.write("\nRewards, tried in worker processes\n" + "".join(f"  {line}\n" for line in lines))
     return EXIT_OK
 
 

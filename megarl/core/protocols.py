@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat
 
@@ -200,12 +200,22 @@ class Batch(Protocol):
         """
 
 
+# takes the place of a request among those that were made together, and its whole answer
+OnServed = Callable[[int, Generation], None]
+
+
 class Servers(PushTargets, Protocol):
     """The servers of a run. Of the driver."""
 
-    def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> Batch:
+    def submit(
+        self,
+        requests: Sequence[GenerationRequest],
+        groups: Sequence[int],
+        versions: range,
+        on_served: OnServed | None = None,
+    ) -> Batch:
         """Ask, in the background. ``groups[i]`` is the group of request i. Only what weights in ``versions`` drew is
-        taken.
+        taken; ``on_served`` is told of it at once, from another thread.
         """
 
     def needs_push(self) -> bool:

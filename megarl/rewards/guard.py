@@ -16,8 +16,9 @@ import resource
 import select
 import shutil
 import signal
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -33,6 +34,7 @@ _MAX_LOG_BYTES = 1 << 20
 _MAX_FILE_BYTES = 1 << 30
 _MAX_OPEN_FILES = 1024
 _POLL_MS = 50
+_COUNT_SECONDS = 1.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
@@ -97,6 +99,7 @@ class _Watch:
         self._output = output
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if log else -1
         self._is_stopped = False
+        self._next_count = time.monotonic() + _COUNT_SECONDS
         self._poller = select.poll()
         self._poller.register(output, select.POLLIN)
         os.set_blocking(output, False)
@@ -119,7 +122,7 @@ class _Watch:
                 break
             if self._is_stopped:
                 code = STOPPED
-            elif sum(1 for _ in _descendants(self._first)) > MAX_PROCESSES:
+            elif self._has_too_many():
                 code = TOO_MANY_PROCESSES
             if code:
                 os.kill(self._first, signal.SIGKILL)
@@ -144,6 +147,13 @@ class _Watch:
             with contextlib.suppress(OSError):  # a full disk is no reason to stop
                 os.write(self._log, printed[: max(0, room)])
         return bool(printed)
+
+    def _has_too_many(self) -> bool:
+        """Looked at every second: it takes a look at every process of the machine. A first process looks more often."""
+        if time.monotonic() < self._next_count:
+            return False
+        self._next_count = time.monotonic() + _COUNT_SECONDS
+        return len(_descendants(self._first)) > MAX_PROCESSES
 
     def _stop(self, *_: Any) -> None:
         self._is_stopped = True
@@ -172,13 +182,19 @@ def _hide_other_processes() -> None:
 
 
 def _be_first_process(worker: int, descriptors: tuple[int, ...]) -> NoReturn:
-    """Collect whoever ends in the namespace, and end with the worker: the kernel then ends the rest."""
+    """Collect whoever ends in the namespace, count them, and end with the worker: the kernel then ends the rest."""
     for descriptor in descriptors:
         os.close(descriptor)
+    sees_own = os.readlink("/proc/self") == str(os.getpid())
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     while True:
-        done, status = os.waitpid(-1, 0)
+        done, status = os.waitpid(-1, os.WNOHANG)
         if done == worker:
             os._exit(_exit_code(status))
+        if sees_own and sum(name.isdigit() for name in os.listdir("/proc")) > MAX_PROCESSES:
+            os._exit(TOO_MANY_PROCESSES)
+        if not done:
+            signal.sigtimedwait((signal.SIGCHLD,), _POLL_MS / 1000)
 
 
 def _be_worker(terms: Terms, printed: int) -> None:
@@ -206,23 +222,27 @@ def _be_worker(terms: Terms, printed: int) -> None:
         file.write("1000")  # if the machine runs out of memory, a worker goes before the trainer
 
 
-def _descendants(process: int) -> Iterator[int]:
-    """The processes below one. Those that end meanwhile are left out."""
-    try:
-        for thread in os.listdir(f"/proc/{process}/task"):
-            with open(f"/proc/{process}/task/{thread}/children", encoding="ascii") as file:
-                children = [int(word) for word in file.read().split()]
-            for child in children:
-                yield child
-                yield from _descendants(child)
-    except (OSError, RecursionError):
-        return
+def _descendants(process: int) -> set[int]:
+    """The processes below one, by a look at all of them."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+            # behind the program's name, which may hold anything, come the state and the parent
+            parent = int(file.read().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    found: set[int] = set()
+    unseen = [process]
+    while unseen:
+        below = children.get(unseen.pop(), [])
+        found.update(below)
+        unseen += below
+    return found
 
 
 def _end_orphans() -> None:
     """End what the worker left; orphans have become the guard's children."""
     while True:
-        for process in list(_descendants(os.getpid())):
+        for process in _descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         try:

@@ -72,9 +72,13 @@ def _failure(reward: RewardFunction, prompt: Prompt, error: BaseException) -> Me
     code = getattr(inspect.unwrap(reward.function), "__code__", None)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
     place = (own or list(frames))[-1]
+    try:
+        told = str(error)
+    except Exception:  # a user's __str__ may fail too
+        told = "an exception that cannot be shown"
     return DataError(
         "MRL-2102",
-        f'reward "{reward.name}" raised {type(error).__name__}: {_shown(str(error))} '
+        f'reward "{reward.name}" raised {type(error).__name__}: {_shown(told)} '
         f"({PurePath(place.filename).name}:{place.lineno}) for prompt {_shown(prompt.id)}.",
     )
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from megarl.config.names import REWARD_MODEL
 from megarl.config.rewards import RewardSettings
 from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import DataError
-from megarl.core.protocols import SampleScorer, Statistics
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.driver_calls import DriverCalls
 from megarl.rewards.load import load_reward, place_of
@@ -22,9 +22,19 @@ from megarl.rewards.outcome import Failure
 from megarl.rewards.reward import Reward
 from megarl.rewards.worker_calls import WorkerCalls
 
+if TYPE_CHECKING:  # `megarl check` tries rewards, and does without torch
+    from megarl.core.protocols import SampleScorer, Statistics
+
 logger = logging.getLogger(__name__)
 
-Outcomes = list[Future[Reward | Failure]]
+# after so many steps and evaluations nobody will ask for a sample any more
+_PATIENCE = 100
+
+
+class _Begun(NamedTuple):
+    sample: Sample
+    outcomes: list[Future[Reward | Failure]]
+    when: int
 
 
 class Calls(Protocol):
@@ -48,7 +58,9 @@ class Scorer:
         # of the reward `model`, on every rank; None if it is not among the rewards
         self._model = ModelCalls() if any(reward.name == REWARD_MODEL for reward in rewards) else None
         # by the sample's identity: the sample, so that its identity stays its own, and what is under way for it
-        self._begun: dict[int, tuple[Sample, Outcomes]] = {}
+        self._begun: dict[int, _Begun] = {}
+        self._num_finished = 0
+        self._lock = threading.Lock()
 
     def judge_with(self, model: SampleScorer) -> None:
         """Let the reward `model` be this model."""
@@ -57,14 +69,17 @@ class Scorer:
 
     def start(self) -> None:
         """Start the workers, so that they are warm when the first sample comes."""
-        if not self._calls:
-            self._calls = [self._way_to_call(reward) for reward in self._rewards]
+        with self._lock:
+            if not self._calls:
+                self._calls = [self._way_to_call(reward) for reward in self._rewards]
 
     def submit(self, prompt: Prompt, sample: Sample) -> None:
-        """Begin to score a finished sample, in the background, while others are still being drawn."""
+        """Begin to score a finished sample, in the background, while others are still being drawn. From any thread."""
         self.start()
-        if id(sample) not in self._begun:
-            self._begun[id(sample)] = (sample, [calls.submit(prompt, sample) for calls in self._calls])
+        with self._lock:
+            if id(sample) not in self._begun:
+                outcomes = [calls.submit(prompt, sample) for calls in self._calls]
+                self._begun[id(sample)] = _Begun(sample, outcomes, self._num_finished)
 
     def finish(self, groups: Sequence[Group], meter: Statistics) -> list[Group]:
         """Wait until every sample of the groups has its ``reward`` and ``scores``; what was not submitted is scored
@@ -74,8 +89,8 @@ class Scorer:
         if not groups:
             return []
         kept = [group for group in groups if not any(sample.failure for sample in group.samples)]
-        meter.sum("experience_pipeline/failed_reward_count", num_failed)
-        meter.sum("experience_pipeline/failed_group_count", len(groups) - len(kept))
+        meter.sum("experience_pipeline/num_failed_samples", num_failed)
+        meter.sum("experience_pipeline/num_failed_groups", len(groups) - len(kept))
         return kept
 
     def finish_all(self, groups: Sequence[Group]) -> int:
@@ -89,12 +104,14 @@ class Scorer:
         failures: list[tuple[RewardSettings, Failure]] = []
         limit = 0.0 if self._settings.on_failure == "stop" else self._settings.max_failed_fraction
         for sample in (sample for group in groups for sample in group.samples):
-            _, outcomes = self._begun.pop(id(sample))
-            failed = self._settle(sample, [outcome.result() for outcome in outcomes])
+            with self._lock:
+                begun = self._begun.pop(id(sample))
+            failed = self._settle(sample, [outcome.result() for outcome in begun.outcomes])
             failures += [failed] if failed else []
             if len(failures) > limit * num_samples:
                 raise self._too_many(failures, num_samples)
         _warn(failures, num_samples)
+        self._forget()
         return len(failures)
 
     def close(self) -> None:
@@ -110,6 +127,13 @@ class Scorer:
         if place_of(reward.name) == "driver":
             return DriverCalls(load_reward(reward.name, reward.options), self._settings.timeout_seconds)
         return WorkerCalls(reward, self._settings, self._logs)
+
+    def _forget(self) -> None:
+        """Samples that nobody asked for in a long time were given up by whoever drew them."""
+        with self._lock:
+            self._num_finished += 1
+            oldest = self._num_finished - _PATIENCE
+            self._begun = {key: begun for key, begun in self._begun.items() if begun.when >= oldest}
 
     def _settle(self, sample: Sample, outcomes: Sequence[Reward | Failure]) -> tuple[RewardSettings, Failure] | None:
         """Set the sample's reward and scores, or its failure, which is returned."""

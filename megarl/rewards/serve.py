@@ -6,12 +6,13 @@ each as its length and its bytes.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import json
 import os
 import sys
-from typing import Any
+
+# by name: a reward that replaces them in their module spoils only itself
+from json import dumps, loads
+from typing import TYPE_CHECKING, Any
 
 from megarl.core.errors import MegarlError
 from megarl.rewards.guard import Isolation
@@ -19,6 +20,9 @@ from megarl.rewards.load import load_reward
 from megarl.rewards.parcel import unwrap
 from megarl.rewards.reward import Reward, RewardFunction
 from megarl.rewards.score import call, checked, score
+
+if TYPE_CHECKING:  # it is large, and most rewards do without
+    import asyncio
 
 HEADER_BYTES = 4
 ID_BYTES = 8
@@ -33,38 +37,37 @@ class Worker:
 
     def work(self, isolation: Isolation) -> None:
         """Import the function, say that all is ready, and score what comes."""
-        start = json.loads(self._read())
+        start = loads(self._read())
         sys.path[:] = start["path"]
         try:
             reward = load_reward(start["name"], start["options"])
         except MegarlError as error:
-            self._reply(b"", {"error": str(error), "code": error.code})
+            self._reply(b"", _report(error))
             return
         is_async = inspect.iscoroutinefunction(inspect.unwrap(reward.function))
+        sys.stdout.write(f"worker of reward {reward.name}, isolation: {isolation}\n")
+        sys.stdout.flush()
         self._reply(b"", {"isolation": isolation, "is_async": is_async})
-        with asyncio.Runner() as runner:  # one event loop for all: a connection stays usable for the next sample
-            if is_async:
-                runner.run(self._score_many(reward, start["timeout_seconds"]))
-            else:
-                self._score_each(reward, runner)
+        if is_async:
+            import asyncio
 
-    def _score_each(self, reward: RewardFunction, runner: asyncio.Runner) -> None:
+            # one event loop for all: a connection stays usable for the next sample
+            asyncio.run(self._score_many(reward, start["timeout_seconds"]))
+        else:
+            self._score_each(reward)
+
+    def _score_each(self, reward: RewardFunction) -> None:
         while request := self._read():
             prompt, sample = unwrap(request[ID_BYTES:])
-
-            async def awaited(result: Any) -> Any:
-                return await result
-
             try:
-                result = call(reward, prompt, sample)
-                if inspect.isawaitable(result):
-                    result = runner.run(awaited(result))
-                reply = _report(checked(reward, prompt, result))
+                reply = _report(checked(reward, prompt, call(reward, prompt, sample)))
             except BaseException as error:
                 reply = _report(error)
             self._reply(request[:ID_BYTES], reply)
 
     async def _score_many(self, reward: RewardFunction, timeout_seconds: float) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         running: set[asyncio.Task[None]] = set()
 
@@ -100,7 +103,7 @@ class Worker:
         return b"".join(parts)
 
     def _reply(self, request_id: bytes, reply: dict[str, Any]) -> None:
-        body = request_id + json.dumps(reply).encode()
+        body = request_id + dumps(reply).encode()
         left = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
         while left:
             left = left[os.write(self._replies, left) :]

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from megarl.core import wire
 from megarl.core.errors import ConfigError
+from megarl.core.protocols import Generation
 from megarl.core.sample import Group, Prompt
 from megarl.core.world import World
 from megarl.data.tokenizer import Tokenizer
@@ -168,11 +170,19 @@ class ServerRollouts:
                 requests = [drafts[row].request(sample, params) for row, sample in own.asked]
                 newest = self._plan.version_before(step)
                 allowed = range(max(0, newest - self._ahead.max_staleness), newest + 1)
-                own.pending = Pending(requests, [row for row, _ in own.asked], allowed, self._num_to_wait_for(drafts))
+                groups = [row for row, _ in own.asked]
+                tell = partial(self._take_early, own)
+                own.pending = Pending(requests, groups, allowed, self._num_to_wait_for(drafts), tell)
             else:
                 own.pending = Pending([], [], range(0))
             self._serving.begin(own.pending)
             self._steps[step] = own
+
+    def _take_early(self, own: _Step, place: int, part: Generation) -> None:
+        """Begin to score a sample while others are being drawn. Called from the servers' thread."""
+        row, sample = own.asked[place]
+        draft = own.drafts[row]
+        self._marking.begin(draft.prompt, draft.finish_early(sample, part, self._tokenizer))
 
     def _num_to_wait_for(self, drafts: Sequence[Draft]) -> int | None:
         """Groups that a step waits for, beside those that were whole when they were left behind; None: all."""

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.layout import max_prompt_tokens, model_shape, reward_shape
 from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
-from megarl.core.protocols import SampleScorer
 from megarl.core.sample import Prompt
 from megarl.data.jsonl_prompts import PromptField
 from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
@@ -21,6 +21,9 @@ from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
 from megarl.rollout.prompt_stream import require_room
+
+if TYPE_CHECKING:  # `megarl check` does without torch
+    from megarl.core.protocols import SampleScorer
 
 logger = logging.getLogger(__name__)
 

@@ -53,7 +53,9 @@ class ScriptedServers:
     asked: list[list[GenerationRequest]] = field(default_factory=list)
     waited_for: list[int | None] = field(default_factory=list)
 
-    def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> ScriptedBatch:
+    def submit(
+        self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range, on_served: object = None
+    ) -> ScriptedBatch:
         assert self.version in versions
         self.log.append(("submit", (self.version, versions)))
         self.asked.append(list(requests))

@@ -33,9 +33,9 @@ _LENGTHS = (
 
 _GROUPS = (
     Metric("experience_pipeline/experience_count", "sum", "samples", "Samples left for training after all filters."),
-    Metric("experience_pipeline/failed_reward_count", "sum", "samples",
+    Metric("experience_pipeline/num_failed_samples", "sum", "samples",
            "Samples without a reward because a reward function failed; their groups are left out.", when=_GENERATED),
-    Metric("experience_pipeline/failed_group_count", "sum", "prompts",
+    Metric("experience_pipeline/num_failed_groups", "sum", "prompts",
            "Groups that were left out because a sample of theirs has no reward.", when=_GENERATED),
     Metric("experience_pipeline/group_advantages/reward_mean/{mean,max,min}", "{mean,max,min}", "reward",
            "The {mean,max,min} over groups of the group's mean reward.", when=_GENERATED),
