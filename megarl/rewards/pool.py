@@ -41,6 +41,16 @@ class _Job:
     future: Future[Reward | Failure] = field(compare=False)
 
 
+@dataclass(slots=True)
+class _Shift:
+    """The time that a worker is asked: as many lanes as it scores samples at once."""
+
+    worker: WorkerProcess
+    # those that wait for a job, and can be sent home
+    idle: set[asyncio.Task[_Job | None]] = field(default_factory=set)
+    is_over: bool = False
+
+
 class WorkerPool:
     """Scores samples in the background. Its processes begin at once and end with `close`, or with this process."""
 
@@ -110,6 +120,8 @@ class WorkerPool:
             finally:
                 self._workers.discard(worker)
                 await worker.end()
+        if waiting is not None:
+            self._add(waiting)
 
     def _take_worker(self) -> WorkerProcess:
         """The warm worker, and have another one warmed in its place."""
@@ -148,28 +160,33 @@ class WorkerPool:
 
     async def _use(self, worker: WorkerProcess) -> _Job | None:
         """Ask the worker until it is lost, or has to make room for one without a past; gives the job for that one."""
-        idle: set[asyncio.Task[_Job | None]] = set()
-        lanes = [asyncio.create_task(self._lane(worker, idle)) for _ in range(worker.concurrency)]
+        shift = _Shift(worker)
+        lanes = [asyncio.create_task(self._lane(shift)) for _ in range(worker.concurrency)]
         lost = asyncio.create_task(worker.until_lost())
         try:
             await asyncio.wait([*lanes, lost], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            shift.idle.update(lanes)  # what is under way will not be waited for
+            raise
         finally:
             lost.cancel()
-            for lane in idle:
+            shift.is_over = True
+            for lane in shift.idle:
                 lane.cancel()
             ended = await asyncio.gather(*lanes, return_exceptions=True)
         waiting = [job for job in ended if isinstance(job, _Job)]
         for job in waiting[1:]:
-            self._jobs.put_nowait(job)
+            self._add(job)
         return waiting[0] if waiting else None
 
-    async def _lane(self, worker: WorkerProcess, idle: set[asyncio.Task[_Job | None]]) -> _Job | None:
-        own = asyncio.current_task()
+    async def _lane(self, shift: _Shift) -> _Job | None:
+        """One sample after the other; gives the job that needs another worker."""
+        worker, own = shift.worker, asyncio.current_task()
         assert own is not None, "a lane is a task"
-        while not worker.is_lost:
-            idle.add(own)
+        while not worker.is_lost and not shift.is_over:
+            shift.idle.add(own)
             job = await self._jobs.get()
-            idle.discard(own)
+            shift.idle.discard(own)
             is_alone = worker.is_fresh and worker.concurrency == 1
             if worker.is_lost or not (job.is_first_try or is_alone):
                 return job
@@ -186,4 +203,4 @@ class WorkerPool:
             job.future.set_result(outcome)
         else:
             job.is_first_try = False
-            self._jobs.put_nowait(job)
+            self._add(job)

@@ -226,8 +226,7 @@ class WorkerProcess:
 
     def _send(self, body: bytes) -> None:
         assert self._writer is not None, "ready first"
-        self._writer.write(len(body).to_bytes(HEADER_BYTES, "big"))
-        self._writer.write(body)
+        self._writer.write(len(body).to_bytes(HEADER_BYTES, "big") + body)
 
     async def _how_it_ended(self) -> str:
         """In words, after the reply pipe was closed."""

@@ -1,0 +1,227 @@
+"""Several rewards with weights, the policy for failures, and that scoring begins before anybody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from megarl.config.rewards import RewardSettings
+from megarl.config.scoring import ScoringSettings
+from megarl.core.errors import ConfigError, DataError
+from megarl.core.sample import Group, Prompt, Sample
+from megarl.metrics.meter import Meter
+from megarl.metrics.values import Sum
+from megarl.rewards.driver_calls import DriverCalls
+from megarl.rewards.outcome import Failure
+from megarl.rewards.reward import Reward, RewardFunction
+from megarl.rewards.scorer import Scorer
+from megarl.rewards.trial import try_reward
+
+MODULE = """
+from pathlib import Path
+from megarl.rewards import Reward
+
+def length(prompt, sample, scale=1):
+    return Reward(scale * len(sample.response), {"words": len(sample.response.split()), "length": 7})
+
+def fragile(prompt, sample):
+    return 1 / len(sample.response)
+
+def touch(prompt, sample, file):
+    Path(file).touch()
+    return 1.0
+
+def hang(prompt, sample):
+    while True: pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rewards.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def group_of(*responses: str) -> Group:
+    nothing = np.zeros(1, np.int64), np.zeros(1, np.int8), np.zeros(1, np.float32)
+    return Group(
+        Prompt("rows.jsonl:3", "6*7=", np.zeros(1, np.int64), "42"),
+        [Sample(*nothing, "stop", response, seed=seed) for seed, response in enumerate(responses)],
+    )
+
+
+def scorer_of(*rewards: dict[str, Any], **settings: Any) -> Scorer:
+    settings = {"num_workers": 1, **settings}
+    return Scorer([RewardSettings(**reward) for reward in rewards], ScoringSettings(**settings))
+
+
+@pytest.fixture
+def fragile() -> Iterator[Scorer]:
+    with closing(scorer_of({"name": "own_rewards:fragile"}, max_failed_fraction=0.5)) as scorer:
+        yield scorer
+
+
+def test_a_single_reward_is_logged_by_its_name() -> None:
+    group = group_of("42", "41")
+    with closing(scorer_of({"name": "exact_match"})) as scorer:
+        assert scorer.finish([group], Meter()) == [group]
+    assert [(sample.reward, sample.scores) for sample in group.samples] == [
+        (1.0, {"exact_match": 1.0}),
+        (0.0, {"exact_match": 0.0}),
+    ]
+
+
+def test_several_rewards_are_added_with_their_weights_and_logged_apart() -> None:
+    group = group_of("42", "4 2")
+    rewards = (
+        {"name": "exact_match", "weight": 2.0},
+        {"name": "own_rewards:length", "weight": -0.5, "options": {"scale": 10}},
+        {"name": "own_rewards:length", "label": "unused", "weight": 0.0},
+    )
+    with closing(scorer_of(*rewards)) as scorer:
+        scorer.finish([group], Meter())
+    assert [sample.reward for sample in group.samples] == [2.0 - 10.0, -15.0]
+    assert group.samples[1].scores == {
+        "exact_match": 0.0, "length": 30.0, "length.words": 2.0, "length.length": 7.0,
+        "unused": 3.0, "unused.words": 2.0, "unused.length": 7.0,
+    }  # fmt: skip
+
+
+def test_scores_of_a_single_reward_keep_their_names() -> None:
+    group = group_of("4 2")
+    with closing(scorer_of({"name": "own_rewards:length"})) as scorer:
+        scorer.finish([group], Meter())
+    assert group.samples[0].scores == {"length": 3.0, "words": 2.0, "length.length": 7.0}
+
+
+def test_a_failed_sample_takes_its_group_with_it(fragile: Scorer, caplog: pytest.LogCaptureFixture) -> None:
+    groups = [group_of("a", "bb"), group_of("a", ""), group_of("", "ccc"), group_of("dddd", "a")]
+    meter = Meter()
+    with caplog.at_level(logging.WARNING):
+        kept = fragile.finish(groups, meter)
+    assert kept == [groups[0], groups[3]]
+    failed = groups[1].samples[1]
+    assert failed.reward is None
+    assert failed.scores == {}
+    assert "ZeroDivisionError" in failed.failure
+    assert "own_rewards.py:9" in failed.failure
+    assert groups[1].samples[0].reward == 1.0, "its neighbour has what it earned"
+    assert [record.getMessage().split(". One")[0] for record in caplog.records] == [
+        'reward "own_rewards:fragile" raised an exception for 2 of 8 samples'
+    ]
+    counts = {
+        name: meter.statistics[f"experience_pipeline/{name}"] for name in ("num_failed_samples", "num_failed_groups")
+    }
+    assert list(counts.values()) == [Sum(2), Sum(2)]
+
+
+def test_an_evaluation_keeps_what_failed(fragile: Scorer) -> None:
+    group = group_of("a", "")
+    assert fragile.finish_all([group]) == 1
+    assert [sample.reward for sample in group.samples] == [1.0, None]
+
+
+def test_too_many_failures_end_the_run(fragile: Scorer) -> None:
+    with pytest.raises(DataError) as caught:
+        fragile.finish([group_of("", "", "", "a")], Meter())
+    assert caught.value.exit_code == 65
+    message = str(caught.value)
+    assert message.startswith('MRL-2120 reward "own_rewards:fragile" failed for 3 of 4 samples; ')
+    assert "scoring.max_failed_fraction=0.5" in message
+    assert "ZeroDivisionError" in message
+
+
+def test_one_failure_is_enough_if_asked_for() -> None:
+    with closing(scorer_of({"name": "own_rewards:fragile"}, on_failure="stop")) as scorer:
+        scorer.finish([group_of("a", "b")], Meter())
+        with pytest.raises(DataError, match=r"scoring\.on_failure is stop"):
+            scorer.finish([group_of("a", *"bcdefghijk", "")], Meter())
+
+
+def test_scoring_begins_before_anybody_waits(tmp_path: Path) -> None:
+    file = tmp_path / "scored"
+    group = group_of("x")
+    with closing(scorer_of({"name": "own_rewards:touch", "options": {"file": str(file)}})) as scorer:
+        scorer.submit(group.prompt, group.samples[0])
+        deadline = time.monotonic() + 30
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert file.exists()
+        assert group.samples[0].reward is None, "nobody may see a reward before it is asked for"
+        file.unlink()
+        scorer.finish([group], Meter())
+        assert group.samples[0].reward == 1.0
+        assert not file.exists(), "scored once"
+
+
+def test_ranks_without_samples_start_nothing() -> None:
+    before = len(psutil.Process().children())
+    with closing(scorer_of({"name": "own_rewards:length"})) as scorer:
+        assert scorer.finish([], Meter()) == []
+        assert len(psutil.Process().children()) == before
+
+
+def test_a_function_that_cannot_be_imported_is_the_users_mistake() -> None:
+    with closing(scorer_of({"name": "own_rewards:nothing"})) as scorer, pytest.raises(ConfigError, match="MRL-1303"):
+        scorer.finish([group_of("x")], Meter())
+
+
+def test_async_functions_of_the_driver_are_bounded_and_cancelled() -> None:
+    running, most = 0, 0
+
+    async def watch(prompt: Prompt, sample: Sample) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(1000 if sample.response == "late" else 0.01)
+        finally:
+            running -= 1
+        return float(sample.seed)
+
+    group = group_of(*["x"] * 20, "late")
+    with closing(DriverCalls(RewardFunction("watch", watch), 1.0, max_concurrency=7)) as calls:
+        futures = [calls.submit(group.prompt, sample) for sample in group.samples]
+        outcomes = [future.result(timeout=30) for future in futures]
+    assert outcomes[:20] == [Reward(float(seed)) for seed in range(20)]
+    late = outcomes[20]
+    assert isinstance(late, Failure)
+    assert late.kind == "took too long"
+    assert (most, running) == (7, 0)
+
+
+def test_a_trial_says_what_the_function_gave() -> None:
+    prompt, settings = group_of().prompt, ScoringSettings(timeout_seconds=0.5)
+    assert try_reward(RewardSettings(name="own_rewards:length"), settings, prompt).startswith(
+        "reward \"own_rewards:length\": 2 for its own answer to prompt 'rows.jsonl:3'"
+    )
+    assert try_reward(RewardSettings(), settings, prompt) == 'reward "exact_match": built in'
+    with pytest.raises(ConfigError, match="MRL-1408"):
+        try_reward(RewardSettings(name="own_rewards:length", options={"scal": 1}), settings, prompt)
+    with pytest.raises(DataError, match=r"MRL-2112 .*took too long"):
+        try_reward(RewardSettings(name="own_rewards:hang"), settings, prompt)
+
+
+def test_relative_imports_start_at_the_runs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `megarl` puts it: the working directory is on the path, and the worker itself is somewhere else."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "rewards.py").write_text(
+        "import os\ndef cwd(prompt, sample): return float(len(os.listdir()))"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    group = group_of("x")
+    with closing(scorer_of({"name": "package.rewards:cwd"})) as scorer:
+        scorer.finish([group], Meter())
+    assert group.samples[0].reward is not None
+    assert group.samples[0].reward < len(os.listdir(tmp_path)), "its directory is its own"
