@@ -253,8 +253,7 @@ class RunConfig(Section):
     @property
     def uses_reward_model(self) -> bool:
         """Whether there is a model that scores samples."""
-        rewards = [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
-        return self.generates and any(reward.name == REWARD_MODEL for reward in rewards)
+        return self.generates and any(reward.name == REWARD_MODEL for reward in self.all_rewards)
 
     @property
     def eval_sets(self) -> list[tuple[Literal["eval", "bench"], str, EvalSetSettings]]:
@@ -264,10 +263,14 @@ class RunConfig(Section):
         ]
 
     @property
+    def all_rewards(self) -> list[RewardSettings]:
+        """The rewards of training and of all evaluation sets."""
+        return [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
+
+    @property
     def has_own_rewards(self) -> bool:
         """Whether a reward of the run or of an evaluation set is a function of the user's."""
-        rewards = [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
-        return any(reward.is_own for reward in rewards)
+        return any(reward.is_own for reward in self.all_rewards)
 
     @property
     def best_metric(self) -> str | None:

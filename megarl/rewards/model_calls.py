@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from megarl.core.protocols import SampleScorer
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.outcome import Failure
 from megarl.rewards.reward import Reward
+
+if TYPE_CHECKING:  # `megarl check` does without torch
+    from megarl.core.protocols import SampleScorer
 
 
 class ModelCalls:
@@ -17,8 +21,8 @@ class ModelCalls:
 
     def __init__(self) -> None:
         self._model: SampleScorer | None = None
-        # by the sample's identity
-        self._waiting: dict[int, Future[Reward | Failure]] = {}
+        # by the sample's identity, as long as anybody waits for it
+        self._waiting: WeakValueDictionary[int, Future[Reward | Failure]] = WeakValueDictionary()
 
     def use(self, model: SampleScorer) -> None:
         """Ask this model."""

@@ -14,7 +14,6 @@ from megarl.config.names import REWARD_MODEL
 from megarl.config.rewards import RewardSettings
 from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import DataError
-from megarl.core.protocols import SampleScorer, Statistics
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.driver_calls import DriverCalls
 from megarl.rewards.load import load_reward, place_of
@@ -24,7 +23,7 @@ from megarl.rewards.reward import Reward
 from megarl.rewards.worker_calls import WorkerCalls
 
 if TYPE_CHECKING:  # `megarl check` tries rewards, and does without torch
-    from megarl.core.protocols import Statistics
+    from megarl.core.protocols import SampleScorer, Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -121,13 +120,6 @@ class Scorer:
             calls.close()
         self._calls.clear()
 
-    def _forget(self) -> None:
-        """Samples that nobody asked for in a long time were given up by whoever drew them."""
-        with self._lock:
-            self._num_finished += 1
-            oldest = self._num_finished - _PATIENCE
-            self._begun = {key: begun for key, begun in self._begun.items() if begun.when >= oldest}
-
     def _way_to_call(self, reward: RewardSettings) -> Calls:
         if reward.name == REWARD_MODEL:
             assert self._model is not None
@@ -135,6 +127,13 @@ class Scorer:
         if place_of(reward.name) == "driver":
             return DriverCalls(load_reward(reward.name, reward.options), self._settings.timeout_seconds)
         return WorkerCalls(reward, self._settings, self._logs)
+
+    def _forget(self) -> None:
+        """Samples that nobody asked for in a long time were given up by whoever drew them."""
+        with self._lock:
+            self._num_finished += 1
+            oldest = self._num_finished - _PATIENCE
+            self._begun = {key: begun for key, begun in self._begun.items() if begun.when >= oldest}
 
     def _settle(self, sample: Sample, outcomes: Sequence[Reward | Failure]) -> tuple[RewardSettings, Failure] | None:
         """Set the sample's reward and scores, or its failure, which is returned."""

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megarl.config.algorithms import SftSettings
 from megarl.config.layout import max_prompt_tokens, model_shape, reward_shape
 from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
-from megarl.core.protocols import SampleScorer
 from megarl.core.sample import Prompt
 from megarl.data.encoder import PromptEncoder, load_encoder
 from megarl.data.prompts import PromptField, PromptSource
@@ -23,6 +23,9 @@ from megarl.rewards.trial import try_reward
 from megarl.rollout.converse import Converse, load_converse
 from megarl.rollout.filters import Filters
 from megarl.run.datasets import first_that_fit, hashes_of, open_evaluation, open_training, write_description
+
+if TYPE_CHECKING:  # `megarl check` does without torch
+    from megarl.core.protocols import SampleScorer
 
 logger = logging.getLogger(__name__)
 

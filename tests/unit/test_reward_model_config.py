@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from megarl.config.layout import max_prompt_tokens, max_sequence_length
 from megarl.config.load import load_config
 from megarl.config.phases import leaves_device, measured_phases, phases
+from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
+from megarl.config.scoring import ScoringSettings
 from megarl.config.summary import summarise
 from megarl.core.errors import ConfigError
+from megarl.core.sample import Group, Prompt, Sample
 from megarl.data.same_tokens import require_same_tokens
 from megarl.data.tokenizer import load_tokenizer
+from megarl.metrics.meter import Meter
+from megarl.rewards.scorer import Scorer
 from tests.unit.config_files import QUICKSTART
 
 SCORING = "reward/compute_rewards"
@@ -103,3 +110,35 @@ def test_the_engine_has_room_for_the_longest_evaluation() -> None:
     assert max_prompt_tokens(load_config(QUICKSTART), 100) == 28, "of 128 positions"
     with pytest.raises(ConfigError, match=r"MRL-1106 .*eval.sets.held_out.max_new_tokens=128 leaves no room"):
         load_config(QUICKSTART, ["eval.sets.held_out.max_new_tokens=128"])
+
+
+class Preferences:
+    """A reward model that likes long samples, and has nothing to say about one of them."""
+
+    def score(self, groups: Sequence[Group]) -> list[list[float]]:
+        return [[float(len(sample.token_ids) or "nan") for sample in group.samples] for group in groups]
+
+
+def test_its_scores_are_one_reward_among_others() -> None:
+    rewards = [RewardSettings(name="model", weight=0.5), RewardSettings(name="exact_match")]
+    scorer = Scorer(rewards, ScoringSettings(max_failed_fraction=0.5))
+    scorer.judge_with(Preferences())
+    groups = [Group(Prompt(name, "?", ids(2), answer="7"), [sample(3), sample(n)]) for name, n in (("a", 4), ("b", 0))]
+    scorer.submit(groups[0].prompt, groups[0].samples[0])
+    kept = scorer.finish(groups, Meter())
+    scorer.close()
+    assert kept == groups[:1], "a score that is no number is a failed reward"
+    assert [(one.reward, one.scores) for one in kept[0].samples] == [
+        (2.5, {"model": 3.0, "exact_match": 1.0}),
+        (3.0, {"model": 4.0, "exact_match": 1.0}),
+    ]
+    assert groups[1].samples[1].reward is None
+    assert "nan" in groups[1].samples[1].failure
+
+
+def ids(length: int) -> np.ndarray:
+    return np.arange(length, dtype=np.int64)
+
+
+def sample(length: int) -> Sample:
+    return Sample(ids(length), np.zeros(length, np.int8), np.zeros(length, np.float32), "stop", "7")
