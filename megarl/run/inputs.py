@@ -18,7 +18,14 @@ from megarl.data.prompts import PromptField, PromptSource
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
-from megarl.run.datasets import first_that_fit, hashes_of, open_evaluation, open_training, write_description
+from megarl.run.datasets import (
+    first_that_fit,
+    hashes_of,
+    open_evaluation,
+    open_training,
+    require_one_that_fits,
+    write_description,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +56,8 @@ def open_inputs(
 ) -> Inputs:
     """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
 
-    ``speak``: say what is left out; who opens the inputs a second time need not. ``describe_in``: a directory
-    for ``data.json``, which tells what was read.
+    ``speak``: say what is left out, and look whether anything is left; who opens the inputs a second time need not.
+    ``describe_in``: a directory for ``data.json``, which tells what was read.
     """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     shape = model_shape(config)
@@ -70,14 +77,16 @@ def open_inputs(
         return Inputs(tokenizer, scorer, [], {}, eval_scorers, {})
     encoder = PromptEncoder(tokenizer)
     train, evals = _open_train(config, encoder), _open_evals(config, encoder)
-    for source in (*train, *evals.values()) if speak else ():
-        if source.skip_report:
-            logger.warning("%s", source.skip_report)
+    room = max_prompt_tokens(config)
+    if speak:
+        for source in (*train, *evals.values()):
+            if source.skip_report:
+                logger.warning("%s", source.skip_report)
+        require_one_that_fits(config, train, room)
     if describe_in is not None:
         own = {f"data.train.{number}": (one.path, train[number]) for number, one in enumerate(config.data.train)}
         own |= {_key_of(kind, name): (one.data, evals[kind, name]) for kind, name, one in config.eval_sets}
         write_description(describe_in / "data.json", own)
-    room = max_prompt_tokens(config)
     eval_prompts: dict[tuple[str, str], Sequence[Prompt]] = {
         (kind, name): first_that_fit(config, evals[kind, name], one.max_prompts, room, _key_of(kind, name), speak=speak)
         for kind, name, one in config.eval_sets
