@@ -33,8 +33,8 @@ class SourceSettings(Section):
 
 def _as_sources(value: Any) -> Any:
     """``train: rows.jsonl`` is short for a list of one source of that path."""
-    items = value if isinstance(value, list) else [value]
-    if not isinstance(value, (str, list)):
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
         return value
     return [{"path": item} if isinstance(item, str) else item for item in items]
 
@@ -78,7 +78,6 @@ class DataSettings(Section):
     @field_serializer("train")
     def _as_written(self, sources: list[SourceSettings]) -> Any:
         """One source with nothing but a path is just that path."""
-        trees = [source.model_dump(mode="json") for source in sources]
         if len(sources) == 1 and sources[0] == SourceSettings(path=sources[0].path):
             return sources[0].path
-        return trees
+        return [source.model_dump(mode="json") for source in sources]

@@ -24,7 +24,10 @@ class FileContent:
 
     def require_same(self) -> None:
         """Cheap unless the file was touched; then its content is compared."""
-        stamp = self._read_stamp()
+        try:
+            stamp = self._read_stamp()
+        except OSError as error:
+            raise self.changed(f"{self._path}: {error.strerror}") from error
         if stamp != self._stamp:
             if content_hash(self._path) != self.sha256:
                 raise self.changed(str(self._path))

@@ -140,6 +140,8 @@ class _Unpacked:
             except pa.ArrowException as error:
                 raise _damaged(self._path, error) from error
             except OSError as error:
+                if error.errno is None:  # pyarrow's own, for pages that it cannot make sense of
+                    raise _damaged(self._path, error) from error
                 raise StorageError(
                     "MRL-2012",
                     f"{self._path} cannot be unpacked into {tempfile.gettempdir()}: {error.strerror or error}.\n"

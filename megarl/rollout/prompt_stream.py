@@ -50,6 +50,15 @@ def refuse(problem: str) -> DataError:
     return DataError("MRL-2401", f"{problem}\n{_REMEDY}")
 
 
+def none_fits(name: str, num_prompts: int, problem: str) -> DataError:
+    """The error for prompts of which all are too long; ``problem`` is about one of them."""
+    return DataError(
+        "MRL-2014",
+        f"{name}: not one of {num_prompts:,} prompts is short enough. {problem}\n"
+        "Change rollout.max_prompt_tokens, rollout.max_new_tokens, the data or the model.",
+    )
+
+
 class SourceWalk:
     """One source, walked by its own cursor; prompts that are too long are left out or refused when their turn comes.
 
@@ -92,11 +101,7 @@ class SourceWalk:
             if self._too_long == "error":
                 raise refuse(problem)
             self._leave_out(problem)
-        raise DataError(
-            "MRL-2014",
-            f"{self._name}: not one of {len(self._source):,} prompts is short enough. {problem}\n"
-            "Change rollout.max_prompt_tokens, rollout.max_new_tokens, the data or the model.",
-        )
+        raise none_fits(self._name, len(self._source), str(problem))
 
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from megarl.config.data import DataSettings, SourceSettings
 from megarl.config.schema import RunConfig
-from megarl.core.errors import DataError
 from megarl.core.sample import Prompt
 from megarl.data.encoder import PromptEncoder
 from megarl.data.prompts import BadRowPolicy, PromptField, PromptKeys, PromptSource, open_prompts
-from megarl.rollout.prompt_stream import refuse, why_no_room
+from megarl.rollout.prompt_stream import none_fits, refuse, why_no_room
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,20 @@ def open_training(config: RunConfig, encoder: PromptEncoder, required: Required)
     ]
 
 
+def require_one_that_fits(config: RunConfig, sources: Sequence[PromptSource], max_prompt_tokens: int) -> None:
+    """A limit that no prompt keeps is found before anything starts. Looks no further than the first that fits."""
+    for own, source in zip(config.data.train, sources, strict=True):
+        problem = ""
+        for index in range(len(source)):
+            problem = why_no_room(source[index], max_prompt_tokens) or ""
+            if problem and config.data.too_long == "error":
+                raise refuse(problem)
+            if not problem:
+                break
+        if problem:
+            raise none_fits(own.path, len(source), problem)
+
+
 def open_evaluation(
     config: RunConfig, encoder: PromptEncoder, path: str, required: Required, where: str
 ) -> PromptSource:
@@ -55,7 +68,7 @@ def first_that_fit(
     if found and config.data.too_long == "error":
         raise refuse(found[0])
     if not fitting:
-        raise DataError("MRL-2014", f"{where}: not one of {len(first):,} prompts is short enough. {found[0]}")
+        raise none_fits(where, len(first), found[0])
     if found and speak:
         logger.warning("%s: %d of %d prompts are left out, too long: %s", where, len(found), len(first), found[0])
     return fitting

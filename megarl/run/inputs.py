@@ -22,7 +22,14 @@ from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
 from megarl.rollout.converse import Converse, load_converse
 from megarl.rollout.filters import Filters
-from megarl.run.datasets import first_that_fit, hashes_of, open_evaluation, open_training, write_description
+from megarl.run.datasets import (
+    first_that_fit,
+    hashes_of,
+    open_evaluation,
+    open_training,
+    require_one_that_fits,
+    write_description,
+)
 
 if TYPE_CHECKING:  # `megarl check` does without torch
     from megarl.core.protocols import SampleScorer
@@ -79,8 +86,8 @@ def open_inputs(
 ) -> Inputs:
     """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
 
-    Without ``with_training``, only what an evaluation reads. ``speak``: say what is left out; who opens the inputs a
-    second time need not. ``describe_in``: a directory for ``data.json``, which tells what was read.
+    Without ``with_training``, only what an evaluation reads. ``speak``: say what is left out, and look whether
+    anything is left; who opens the inputs a second time need not. ``describe_in``: a directory for ``data.json``, which tells what was read.
     """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     _require_same_vocabularies(config, tokenizer)
@@ -96,9 +103,11 @@ def open_inputs(
         return Inputs(tokenizer, encoder, scorer, eval_scorers)
     train = _open_train(config, encoder) if with_training else []
     evals = _open_evals(config, encoder)
-    for source in (*train, *evals.values()) if speak else ():
-        if source.skip_report:
-            logger.warning("%s", source.skip_report)
+    if speak:
+        for source in (*train, *evals.values()):
+            if source.skip_report:
+                logger.warning("%s", source.skip_report)
+        require_one_that_fits(config, train, max_prompt_tokens(config))
     if describe_in is not None:
         read = {f"data.train.{number}": (config.data.train[number].path, one) for number, one in enumerate(train)}
         read |= {_key_of(kind, name): (one.data, evals[kind, name]) for kind, name, one in config.eval_sets}

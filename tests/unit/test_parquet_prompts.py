@@ -124,9 +124,10 @@ def test_final_answers_are_taken_out_of_worked_ones(file: Path) -> None:
 def test_a_damaged_file_is_named(file: Path) -> None:
     write(file, [{"prompt": f"{i}="} for i in range(100)])
     content = file.read_bytes()
-    file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"MRL-2010 .*not a readable Parquet file"):
-        open_prompts(str(file), ENCODER)
+    for damaged in (content[: len(content) // 2], content[:20] + b"\xff" * 60 + content[80:]):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"MRL-2010 .*not a readable Parquet file"):
+            open_prompts(str(file), ENCODER)
 
 
 def test_nothing_is_left_in_the_temporary_directory(

@@ -222,6 +222,9 @@ def test_a_file_that_changes_to_other_good_rows_is_noticed_and_one_that_is_only_
     file.write_text(f"{GOOD}\n{GOOD}\n".replace("2", "3"))
     with pytest.raises(DataError, match="MRL-2005"):
         source[1]
+    file.unlink()
+    with pytest.raises(DataError, match=r"MRL-2005 .*No such file"):
+        source[1]
 
 
 def test_an_open_file_takes_a_few_bytes_per_row(file: Path) -> None:

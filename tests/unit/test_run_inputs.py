@@ -51,6 +51,12 @@ def test_a_set_of_which_nothing_is_left_is_an_error(tmp_path: Path) -> None:
         open_inputs(config_with(tmp_path, f"eval.sets.held_out.data={rows}"), with_prompts=True)
 
 
+def test_training_data_of_which_nothing_fits_is_an_error_before_the_start(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "long.jsonl", LONG, LONG)
+    with pytest.raises(DataError, match=r"MRL-2014 .*long.jsonl: not one of 2 prompts is short enough"):
+        open_inputs(config_with(tmp_path, f"data.train={rows}"), with_prompts=True)
+
+
 def test_the_run_directory_tells_what_was_read(tmp_path: Path) -> None:
     inputs = open_inputs(config_with(tmp_path), with_prompts=True, describe_in=tmp_path)
     rows = tmp_path / "rows.jsonl"
