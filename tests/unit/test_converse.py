@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from megarl.config.load import load_config
+from megarl.config.rewards import RewardSettings
+from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import ConfigError, DataError
 from megarl.core.sample import Group, Prompt, Sample, Turn
 from megarl.data.pack import pack
@@ -20,6 +23,7 @@ from megarl.data.record import read_groups, write_groups
 from megarl.metrics.meter import Meter
 from megarl.rewards.load import load_reward
 from megarl.rewards.reward import Reward
+from megarl.rewards.scorer import Scorer
 from megarl.rollout.converse import check_converse, load_converse
 from megarl.rollout.rehearsal import rehearse
 from megarl.rollout.statistics import report_rollouts
@@ -102,7 +106,34 @@ def test_the_reward_outcome_is_what_the_function_said() -> None:
     sample.outcome = None
     with pytest.raises(DataError, match="MRL-2183"):
         reward.function(prompt(), sample)
-    reward.close()
+
+
+def scorer(**settings: Any) -> Scorer:
+    return Scorer([RewardSettings(name="outcome")], ScoringSettings(**settings))
+
+
+def test_a_failed_conversation_is_not_scored_and_its_group_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    failed, whole, alone = of_two_turns(), of_two_turns(), of_two_turns()
+    failed.outcome, failed.failure = None, 'MRL-2151 converse "x" was busy for more than 1 s.'
+    groups = [Group(prompt(), [failed, whole]), Group(prompt(), [alone])]
+    own = scorer(max_failed_fraction=0.5)
+    for group in groups:
+        for sample in group.samples:
+            own.submit(group.prompt, sample)
+    assert own.finish(groups, Meter()) == groups[1:]
+    assert (failed.reward, failed.failure) == (None, 'MRL-2151 converse "x" was busy for more than 1 s.')
+    assert alone.reward == 0.5
+    assert "failed (MRL-2151) for 1 of 3 samples" in caplog.text
+    own.close()
+
+
+def test_too_many_failed_conversations_end_the_run_with_the_reason() -> None:
+    failed = of_two_turns()
+    failed.failure = 'MRL-2150 converse "x" raised KeyError: 1 (tool.py:7) for prompt 3.'
+    own = scorer(max_failed_fraction=0.5)
+    with pytest.raises(DataError, match=r"(?s)MRL-2120 the conversation's function failed.*MRL-2150 .*tool.py:7"):
+        own.finish([Group(prompt(), [failed])], Meter())
+    own.close()
 
 
 # -- settings
