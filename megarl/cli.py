@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``report``, ``samples``, ``export`` and ``track``.
+"""The command line: ``megarl check``, ``train``, ``eval``, ``report``, ``samples``, ``export`` and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -92,7 +92,14 @@ def _run(argv: list[str] | None) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from megarl.config.summary import summarise
 
-    sys.stdout.write(summarise(_load(arguments)))
+    config = _load(arguments)
+    sys.stdout.write(summarise(config))
+    if config.generates and config.has_own_rewards:
+        sys.stdout.flush()
+        from megarl.run.inputs import open_inputs, try_rewards  # only now: it reads the data
+
+        lines = try_rewards(config, open_inputs(config, with_prompts=True, measure=False))
+        sys.stdout.write("\nRewards, tried in worker processes\n" + "".join(f"  {line}\n" for line in lines))
     return EXIT_OK
 
 
@@ -102,6 +109,30 @@ def _train(arguments: argparse.Namespace) -> int:
     from megarl.launch.start import start_training  # only now: it imports torch
 
     return start_training(config, fresh=arguments.fresh)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from megarl.config.load import load_config
+    from megarl.config.preflight import require_inputs
+    from megarl.run.candidate import find_candidate
+    from megarl.run.evaluation_plan import config_to_evaluate
+
+    candidate = find_candidate(arguments.model, arguments.step)
+    config = load_config(arguments.config, [*arguments.overrides, *candidate.overrides])
+    config = config_to_evaluate(config, arguments.set)
+    require_inputs(config, trains=False)
+
+    from megarl.launch.evaluate import start_evaluation
+
+    return start_evaluation(config, candidate, arguments.out, _as_written(arguments))
+
+
+def _as_written(arguments: argparse.Namespace) -> list[str]:
+    """The words of ``megarl eval`` for its ranks."""
+    named = {"--model": arguments.model, "--step": arguments.step, "--out": arguments.out}
+    options = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    chosen = [word for name in arguments.set for word in ("--set", name)]
+    return ["eval", str(arguments.config), *arguments.overrides, *options, *chosen]
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -183,6 +214,18 @@ def _parser() -> argparse.ArgumentParser:
         commands, "train", _train, "train, as the configuration says; a run that was begun goes on"
     )
     train.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    evaluate = _add_with_config(commands, "eval", _eval, "evaluate a model on the configuration's evaluation sets")
+    evaluate.add_argument(
+        "--model",
+        metavar="DIR",
+        type=Path,
+        help="a Hugging Face directory or a run; the configuration's model if not given",
+    )
+    evaluate.add_argument(
+        "--step", type=_step, help="which checkpoint of a run: a number or best; the newest if not given"
+    )
+    evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this set; may be repeated")
+    evaluate.add_argument("--out", metavar="FILE", type=Path, help="the results as JSON; beside the run if not given")
     report = _add(commands, "report", _report, "write what a run did as one HTML page")
     report.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     report.add_argument(
@@ -199,12 +242,21 @@ def _parser() -> argparse.ArgumentParser:
     samples.add_argument("--jsonl", action="store_true", help="everything about all samples, one per line of JSON")
     export = _add(commands, "export", _export, "write the model of a checkpoint as a Hugging Face directory")
     export.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
-    export.add_argument("--step", type=int, help="which checkpoint; the newest one if not given")
+    export.add_argument("--step", type=_step, help="which checkpoint: a number or best; the newest one if not given")
     export.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to make")
     track = _add(commands, "track", _track, "give a finished or crashed run to its trackers, up to its last step")
     track.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     track.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="for example track_with=swanlab")
     return parser
+
+
+def _step(text: str) -> int | str:
+    if text == "best":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor best") from None
 
 
 def _add(commands: argparse._SubParsersAction[_Parser], name: str, command: Command, text: str) -> _Parser:

@@ -31,6 +31,7 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *_schedules(config),
         *_optimizers(config),
         *check_rewards(config),
+        *_reward_model(config),
         *_eval(config),
         *_checkpoint(config),
         *check_alerts(config),
@@ -142,6 +143,16 @@ def _schedules(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _reward_model(config: RunConfig) -> Iterator[Problem]:
+    if config.uses_reward_model and config.reward_model.path is None:
+        yield Problem(
+            "MRL-1002",
+            "reward_model.path is required where a reward is `model`.",
+            (("reward_model", "path"), ("reward",), ("eval", "sets")),
+            ("Write reward_model: {path: DIRECTORY}, a local Hugging Face sequence-classification model.",),
+        )
+
+
 def _eval(config: RunConfig) -> Iterator[Problem]:
     if config.eval.every > 0 and not config.eval.sets:
         yield _contradiction(
@@ -177,6 +188,7 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
         )
         return
     known = [metric for one, settings in config.eval.sets.items() for metric in _metrics(one, settings.num_samples)]
+    known += [f"val/score/{statistic}" for statistic in ("mean", "max", "min")]
     if name not in known:
         close = catalogue.closest(name, known)
         meant = f" Did you mean {close}?" if close else ""
@@ -196,10 +208,10 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
 
 
 def _metrics(eval_set: str, num_samples: int) -> list[str]:
-    """What an evaluation reports, by canonical name: the mean, and for several samples their spread and extremes."""
+    """What an evaluation reports: the mean (by veRL's name, too), and for several samples their spread and extremes."""
     names = [f"mean@{num_samples}"]
     if num_samples > 1:
         names.append(f"std@{num_samples}")
         sizes = sorted({2**power for power in range(1, num_samples.bit_length())} | {num_samples})
         names += [f"{extreme}@{size}" for size in sizes for extreme in ("best", "worst")]
-    return [f"eval/{eval_set}/score/{name}" for name in names]
+    return [*(f"eval/{eval_set}/score/{name}" for name in names), f"val/test_score/{eval_set}"]

@@ -22,6 +22,25 @@ class EvalSetSettings(Section):
     data: DatasetName = setting(REQUIRED, "The prompts.", rule=DATA_RULE)
     num_samples: int = setting(1, "Samples per prompt (the k of best-of-k).", ge=1, le=100_000, elsewhere="n k")
     temperature: float = setting(0.0, "Sampling temperature; 0: the likeliest token.", ge=0, le=100)
+    top_p: float | None = setting(
+        None,
+        "Sample from the smallest set of tokens with this probability; 1: off; null: like rollout.top_p.",
+        gt=0,
+        le=1,
+    )
+    top_k: int | None = setting(
+        None,
+        "Sample from this many of the likeliest tokens; 0: off; null: like rollout.top_k.",
+        ge=0,
+        le=_MANY,
+    )
+    max_new_tokens: int | None = setting(
+        None,
+        "Longest response; longer ones are cut; null: like rollout.max_new_tokens.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_tokens response_length max_response_length",
+    )
     max_prompts: int = setting(256, "Only the first prompts of the set, at most so many.", ge=1, le=_MANY)
     reward: Rewards | None = setting(
         None,

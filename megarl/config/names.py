@@ -15,6 +15,8 @@ DATASETS = ("builtin:carry", "builtin:carry_held_out", "builtin:sort", "builtin:
 TOKENIZERS = ("builtin:characters",)
 # reward -> the options that it takes
 REWARDS: dict[str, tuple[str, ...]] = {name: tuple(kind.model_fields) for name, kind in REWARD_OPTIONS.items()}
+# the reward that the model of the section reward_model gives
+REWARD_MODEL = "model"
 # filter of groups -> the options that it takes, and what each may be
 FILTERS: dict[str, dict[str, str]] = {
     "zero_variance": {},

@@ -163,5 +163,6 @@ REWARD_OPTIONS: dict[str, type[Section]] = {
     "remote": RemoteOptions,
     "judge": JudgeOptions,
     "outcome": NoOptions,
+    "model": NoOptions,
     "coin_flip": NoOptions,
 }

@@ -34,9 +34,14 @@ class RewardSettings(Section):
     )
 
     @property
+    def is_own(self) -> bool:
+        """Whether the function is the user's."""
+        return IMPORT_PATH.match(self.name) is not None
+
+    @property
     def shown_label(self) -> str:
         """The label in metrics."""
-        return self.label or (self.name.rpartition(":")[2] if IMPORT_PATH.match(self.name) else self.name)
+        return self.label or self.name.rpartition(":")[2]
 
 
 def as_list_of_mappings(value: Any) -> Any:

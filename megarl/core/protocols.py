@@ -311,6 +311,15 @@ class Annotator(Protocol):
         """Fill the model's columns of the batch. Collective."""
 
 
+class SampleScorer(Protocol):
+    """A model that scores samples on the ranks: what the reward `model` asks."""
+
+    def score(self, groups: Sequence[Group]) -> list[list[float]]:
+        """``[group][sample]`` on the driver, [] elsewhere, where there are no groups either. Collective: all ranks,
+        inside the phase reward/compute_rewards.
+        """
+
+
 class OffloadPart(Protocol):
     """Something that takes device memory and can leave it."""
 

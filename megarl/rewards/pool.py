@@ -170,9 +170,10 @@ class WorkerPool:
             idle.add(own)
             job = await self._jobs.get()
             idle.discard(own)
-            if not job.is_first_try or worker.is_lost:
+            is_alone = worker.is_fresh and worker.concurrency == 1
+            if worker.is_lost or not (job.is_first_try or is_alone):
                 return job
-            await self._attempt(worker, job, is_alone=worker.is_fresh and worker.concurrency == 1)
+            await self._attempt(worker, job, is_alone=is_alone)
         return None
 
     async def _attempt(self, worker: WorkerProcess, job: _Job, *, is_alone: bool) -> None:

@@ -8,18 +8,23 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from megarl.config.names import REWARD_MODEL
 from megarl.config.rewards import RewardSettings
 from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import DataError
-from megarl.core.protocols import Statistics
+from megarl.core.protocols import SampleScorer, Statistics
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.driver_calls import DriverCalls
 from megarl.rewards.load import load_reward, place_of
+from megarl.rewards.model_calls import ModelCalls
 from megarl.rewards.outcome import Failure
 from megarl.rewards.reward import Reward
 from megarl.rewards.worker_calls import WorkerCalls
+
+if TYPE_CHECKING:  # `megarl check` tries rewards, and does without torch
+    from megarl.core.protocols import Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -60,16 +65,23 @@ class Scorer:
         self._settings = settings
         self._logs = logs
         self._calls: list[Calls] = []
+        # of the reward `model`, on every rank; None if it is not among the rewards
+        self._model = ModelCalls() if any(reward.name == REWARD_MODEL for reward in rewards) else None
         # by the sample's identity: the sample, so that its identity stays its own, and what is under way for it
         self._begun: dict[int, _Begun] = {}
         self._num_finished = 0
         self._lock = threading.Lock()
 
+    def judge_with(self, model: SampleScorer) -> None:
+        """Let the reward `model` be this model."""
+        if self._model is not None:
+            self._model.use(model)
+
     def start(self) -> None:
         """Start the workers, so that they are warm when the first sample comes."""
         with self._lock:
             if not self._calls:
-                self._calls = [_calls(reward, self._settings, self._logs) for reward in self._rewards]
+                self._calls = [self._way_to_call(reward) for reward in self._rewards]
 
     def submit(self, prompt: Prompt, sample: Sample) -> None:
         """Begin to score a finished sample, in the background, while others are still being drawn. From any thread.
@@ -86,21 +98,23 @@ class Scorer:
 
     def finish(self, groups: Sequence[Group], meter: Statistics) -> list[Group]:
         """Wait until every sample of the groups has its ``reward`` and ``scores``; what was not submitted is scored
-        now. Gives the groups that the policy for failed rewards leaves, in their order.
+        now. Gives the groups that the policy for failed rewards leaves, in their order. Collective.
         """
         num_failed = self.finish_all(groups)
         if not groups:
             return []
         kept = [group for group in groups if not any(sample.failure for sample in group.samples)]
-        meter.sum("experience_pipeline/failed_reward_count", num_failed)
-        meter.sum("experience_pipeline/failed_group_count", len(groups) - len(kept))
+        meter.sum("experience_pipeline/num_failed_samples", num_failed)
+        meter.sum("experience_pipeline/num_failed_groups", len(groups) - len(kept))
         return kept
 
     def finish_all(self, groups: Sequence[Group]) -> int:
-        """The same, but all groups stay: samples without a reward have a ``failure``. Gives their number."""
+        """All groups stay: samples without a reward have a ``failure``. Gives their number. Collective."""
         for group in groups:
             for sample in group.samples:
                 self.submit(group.prompt, sample)
+        if self._model is not None:
+            self._model.answer(groups)
         num_samples = sum(len(group.samples) for group in groups)
         failures: list[_Failed] = []
         limit = 0.0 if self._settings.on_failure == "stop" else self._settings.max_failed_fraction
@@ -131,6 +145,14 @@ class Scorer:
             oldest = self._num_finished - _PATIENCE
             self._begun = {key: begun for key, begun in self._begun.items() if begun.when >= oldest}
 
+    def _way_to_call(self, reward: RewardSettings) -> Calls:
+        if reward.name == REWARD_MODEL:
+            assert self._model is not None
+            return self._model
+        if place_of(reward.name) == "driver":
+            return DriverCalls(load_reward(reward.name, reward.options), self._settings.timeout_seconds)
+        return WorkerCalls(reward, self._settings, self._logs)
+
     def _settle(self, sample: Sample, outcomes: Sequence[Reward | Failure]) -> _Failed | None:
         """Set the sample's reward and scores, or its failure, which is returned."""
         scores: dict[str, float] = {}
@@ -160,12 +182,6 @@ class Scorer:
             f"    {last.code} {last.text}\n"
             "    Mend the function, or change the setting if the run can do without these samples.",
         )
-
-
-def _calls(reward: RewardSettings, settings: ScoringSettings, logs: Path | None) -> Calls:
-    if place_of(reward.name) == "driver":
-        return DriverCalls(load_reward(reward.name, reward.options), settings.timeout_seconds)
-    return WorkerCalls(reward, settings, logs)
 
 
 def _failed_before(sample: Sample) -> _Failed:

@@ -42,7 +42,7 @@ class Worker:
         try:
             reward = load_reward(start["name"], start["options"])
         except MegarlError as error:
-            self._reply(b"", {"error": str(error), "code": error.code})
+            self._reply(b"", _report(error))
             return
         is_async = inspect.iscoroutinefunction(inspect.unwrap(reward.function))
         sys.stdout.write(f"worker of reward {reward.name}, isolation: {isolation}\n")

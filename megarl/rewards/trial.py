@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from megarl.config.names import REWARD_MODEL
 from megarl.config.rewards import RewardSettings
 from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import ConfigError, DataError
@@ -26,6 +27,8 @@ def try_reward(reward: RewardSettings, settings: ScoringSettings, prompt: Prompt
     Rewards that run in the driver are our own and may cost money: of these only the options are checked. Without a
     prompt, nothing is called.
     """
+    if reward.name == REWARD_MODEL:
+        return f'reward "{reward.name}": the ranks compute it'
     if place_of(reward.name) == "driver":
         load_reward(reward.name, reward.options)
         return f'reward "{reward.name}": built in'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from megarl.algorithms.untrained import Untrained
 from megarl.checkpoint.store import CheckpointStore
 from megarl.config import schema
 from megarl.config.algorithms import CustomAlgorithm, PpoSettings, SftSettings
-from megarl.config.layout import model_shape
+from megarl.config.layout import max_prompt_tokens, model_shape
 from megarl.config.model_shape import ModelShape
 from megarl.config.phases import leaves_device, phases
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
@@ -22,7 +22,10 @@ from megarl.core.seeding import derive_seed
 from megarl.core.world import World
 from megarl.data.prompts import Cursor
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
+from megarl.models.hf_weights import WeightSource
+from megarl.models.memory import weights_part
 from megarl.models.optim import OptimizerSettings
+from megarl.models.reward import RewardModel
 from megarl.rollout.answering import Answering
 from megarl.rollout.conversations import Conversations
 from megarl.rollout.demonstrations import DemonstrationRollouts
@@ -38,13 +41,22 @@ from megarl.rollout.talk import TalkLimits
 from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.engines import Connected, Engines, InRankEngines
 from megarl.run.eval_schedule import Schedule
-from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
-from megarl.run.inputs import Inputs, max_prompt_tokens
+from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation, sampling_of
+from megarl.run.inputs import Inputs
 from megarl.run.kept_samples import KeptSamples
+from megarl.run.model_scorer import ModelScorer
 from megarl.run.progress import last_step_of
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
-from megarl.run.roles import Models, SamePlans, build_models, run_dtype
+from megarl.run.roles import (
+    Models,
+    SamePlans,
+    build_frozen_policy,
+    build_models,
+    build_reward_model,
+    forward_plan,
+    run_dtype,
+)
 from megarl.run.servers import ServerEngines
 from megarl.run.stage import LearningModel, Rollouts, Stage
 from megarl.run.state import Parts, RunState
@@ -80,6 +92,15 @@ class Run:
         return following[0].first_phases
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What evaluates weights that are not trained."""
+
+    evaluator: Evaluator
+    # ends what was started for it
+    close: Callable[[], None]
+
+
 class Builder:
     """Builds the parts of a run in the order in which they need each other. Collective."""
 
@@ -103,7 +124,8 @@ class Builder:
         optimizers = {"actor": self._actor_optimizer(), "critic": self._critic_optimizer()}
         models = build_models(self._config, self._world, optimizers, self._temperature)
         engines = self._engines()
-        residency = self._residency(models, engines)
+        residency = self._residency(models.parts, engines)
+        self._judge_with(models.reward_model)
         generation = engines.connect(models.policy.export, residency) if engines else None
         stages = [self._warmup_stage(models, residency)] if self._config.warmup else []
         stages.append(self._main_stage(models, generation, residency))
@@ -121,7 +143,7 @@ class Builder:
             run_dtype(self._config, self._world.device),
         )
         state = RunState(self._config, self._world, parts)
-        plan = SavePlan(self._config.checkpoint, ends[-1])
+        plan = SavePlan(self._config.checkpoint, ends[-1], self._config.best_metric)
         checkpoints = Checkpoints(store, plan, state, residency, stop, self._world)
         directory = self._directory
         kept = self._config.rollout.kept_groups if self._config.rollout else 0
@@ -129,6 +151,24 @@ class Builder:
         timelines = Timelines(residency.timeline, directory / "timeline.jsonl", ends[-1], self._world)
         close = engines.close if engines else _nothing
         return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints, samples, timelines, close)
+
+    def build_evaluation(self, source: WeightSource) -> Evaluation:
+        """What evaluates the weights of ``source``: no optimizer, no critic, no reference."""
+        engines = self._engines()
+        assert engines is not None, "an evaluation generates"
+        policy = build_frozen_policy(self._config, self._world, source)
+        reward_model = build_reward_model(self._config, self._world)
+        parts: dict[str, OffloadPart] = {"actor.weights": weights_part(policy.chunks)}
+        residency = self._residency({**parts, **(reward_model.parts if reward_model else {})}, engines)
+        generation = engines.connect(policy.export, residency)
+        self._judge_with(reward_model)
+        return Evaluation(self._evaluator(generation, residency, (0,)), engines.close)
+
+    def _judge_with(self, model: RewardModel | None) -> None:
+        """Let the reward `model` be this model."""
+        if model is not None:
+            plan = forward_plan(self._config, "reward_model", self._config.reward_model_parallel, model.model.shape)
+            self._inputs.judge_with(ModelScorer(model, plan))
 
     def _engines(self) -> Engines | None:
         config = self._config
@@ -142,9 +182,9 @@ class Builder:
         shape = self._shape
         return ReplayLimits(shape.vocab_size, shape.max_positions, plan.params.max_new_tokens, plan.max_prompt_tokens)
 
-    def _residency(self, models: Models, engines: Engines | None) -> Residency:
+    def _residency(self, of_models: Mapping[str, OffloadPart], engines: Engines | None) -> Residency:
         config = self._config
-        parts: dict[str, OffloadPart] = {**(engines.parts if engines else {}), **models.parts}
+        parts: dict[str, OffloadPart] = {**(engines.parts if engines else {}), **of_models}
         pinned = frozenset(name for name in parts if not leaves_device(config, name.partition(".")[0]))
         table = {phase.name: phase.parts for phase in phases(config)}
         measures = config.metrics.memory != "off"
@@ -246,7 +286,13 @@ class Builder:
         plan = RolloutPlan(
             rollout.prompts_per_step,
             rollout.group_size,
-            self._sampling(rollout.temperature),
+            SamplingParams(
+                rollout.max_new_tokens,
+                rollout.temperature,
+                rollout.top_p,
+                rollout.top_k,
+                inputs.encoder.stop_token_ids,
+            ),
             max_prompt_tokens(config),
             config.run.seed,
             learns=not config.only_generates,
@@ -270,22 +316,16 @@ class Builder:
         self._ahead = ServerRollouts(prompts, inputs.tokenizer, generation.serving, plan, ahead, marking, self._world)
         return self._ahead
 
-    def _sampling(self, temperature: float) -> SamplingParams:
-        rollout = self._config.rollout
-        assert rollout is not None, "checked with the configuration"
-        return SamplingParams(
-            rollout.max_new_tokens, temperature, rollout.top_p, rollout.top_k, self._inputs.encoder.stop_token_ids
-        )
-
     def _evaluator(self, generation: Connected, residency: Residency, stage_ends: tuple[int, ...]) -> Evaluator:
-        config = self._config
+        config, rollout = self._config, self._config.rollout
+        assert rollout is not None, "checked with the configuration"
         sets = [
             EvalSet(
                 name,
                 kind,
                 self._inputs.eval_prompts.get((kind, name), []),
                 settings.num_samples,
-                self._sampling(settings.temperature),
+                sampling_of(settings, rollout, self._inputs.encoder.stop_token_ids),
                 self._inputs.eval_scorers.get((kind, name), self._inputs.scorer),
             )
             for kind, name, settings in config.eval_sets

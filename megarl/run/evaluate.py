@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from megarl.config.evaluation import EvalSetSettings
+from megarl.config.rollout import RolloutSettings
 from megarl.core.protocols import SamplingParams
-from megarl.core.sample import Group, Prompt
+from megarl.core.sample import Group, Prompt, Sample
 from megarl.metrics.at_k import standard_error
 from megarl.metrics.meter import Meter
 from megarl.rewards.scorer import Scorer
-from megarl.rollout.answering import Answering, Questions
+from megarl.rollout.answering import Answering, OnSample, Questions, take_no_notice
 from megarl.rollout.serving import SCORE, Enter
 from megarl.run.eval_schedule import Schedule
 
@@ -43,7 +45,7 @@ class Evaluator:
         seed: int,
         summarise: Summarise,
     ) -> None:
-        self._sets = sets
+        self.sets = sets
         self._schedule = schedule
         self._answering = answering
         self._enter = enter
@@ -53,9 +55,18 @@ class Evaluator:
     def evaluate_if_due(self, step: int, meter: Meter) -> bool:
         """Evaluate the weights after ``step`` if the schedule says so; tells whether it did. Collective."""
         due = {"eval": self._schedule.is_due(step), "bench": self._schedule.is_end(step)}
-        sets = [eval_set for eval_set in self._sets if due[eval_set.kind]]
+        for kind in (kind for kind, is_due in due.items() if is_due):
+            self.evaluate([one for one in self.sets if one.kind == kind], step, meter)
+        return any(due[one.kind] for one in self.sets)
+
+    def evaluate(self, sets: Sequence[EvalSet], step: int, meter: Meter, watch: OnSample = take_no_notice) -> None:
+        """Evaluate the weights after ``step`` on these sets, all of which are asked for at once. Collective.
+
+        ``watch`` sees every sample when it is drawn. Sets of one kind are always asked for together: an answer's last
+        bits may depend on what else is in the engine.
+        """
         if not sets:
-            return False
+            return
         questions = [
             Questions(
                 f"{one.kind}/{one.name}",
@@ -63,7 +74,7 @@ class Evaluator:
                 one.num_samples,
                 one.params,
                 (self._seed, "evaluation", one.name),
-                one.scorer.submit,
+                _both(one.scorer.submit, watch),
             )
             for one in sets
         ]
@@ -74,7 +85,6 @@ class Evaluator:
                 one.scorer.finish_all(groups)
         for eval_set, groups in zip(sets, answered, strict=True):
             self._report(eval_set, groups, meter)
-        return True
 
     def _report(self, eval_set: EvalSet, groups: Sequence[Group], meter: Meter) -> None:
         if not groups:
@@ -94,12 +104,31 @@ class Evaluator:
                 meter.min("val/score/min", reward)
 
 
+def sampling_of(settings: EvalSetSettings, rollout: RolloutSettings, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+    """How a set is sampled: in its own way, and for the rest like training samples."""
+    return SamplingParams(
+        settings.max_new_tokens or rollout.max_new_tokens,
+        settings.temperature,
+        rollout.top_p if settings.top_p is None else settings.top_p,
+        rollout.top_k if settings.top_k is None else settings.top_k,
+        stop_token_ids,
+    )
+
+
 class NoEvaluation:
     """For runs that never generate."""
 
     def evaluate_if_due(self, step: int, meter: Meter) -> bool:  # noqa: ARG002
         """Never due."""
         return False
+
+
+def _both(submit: OnSample, watch: OnSample) -> OnSample:
+    def on_sample(prompt: Prompt, sample: Sample) -> None:
+        submit(prompt, sample)
+        watch(prompt, sample)
+
+    return on_sample
 
 
 def _rewards(group: Group) -> list[float]:

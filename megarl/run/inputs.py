@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megarl.config.algorithms import SftSettings
-from megarl.config.layout import max_sequence_length, model_shape
+from megarl.config.layout import max_prompt_tokens, model_shape, reward_shape
 from megarl.config.rewards import RewardSettings
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
+from megarl.core.protocols import SampleScorer
 from megarl.core.sample import Prompt
 from megarl.data.encoder import PromptEncoder, load_encoder
 from megarl.data.jsonl_prompts import PromptField
 from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
+from megarl.data.same_tokens import require_same_tokens
 from megarl.data.tokenizer import Tokenizer, load_tokenizer
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
@@ -46,6 +48,11 @@ class Inputs:
     # of the driver: what leads conversations of several turns
     converse: Converse | None = None
 
+    def judge_with(self, model: SampleScorer) -> None:
+        """Let the reward `model` be this model, wherever it is used."""
+        for scorer in (self.scorer, *self.eval_scorers.values()):
+            scorer.judge_with(model)
+
     def start_scorers(self) -> None:
         """Let the workers of all rewards begin. Of the driver, when it is certain that samples will come."""
         for scorer in (self.scorer, *self.eval_scorers.values()):
@@ -59,10 +66,11 @@ class Inputs:
             self.converse.close()
 
 
-def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) -> Inputs:
+def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True, with_training: bool = True) -> Inputs:
     """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
 
     ``measure``: also check every prompt's length, and report skipped rows. Who opens the inputs a second time need not.
+    Without ``with_training``, only what an evaluation reads.
     """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     shape = model_shape(config)
@@ -73,6 +81,10 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
             f"{shape.vocab_size}. Use the tokenizer that belongs to the model.",
         )
     encoder = load_encoder(config.chat, tokenizer)
+    if config.uses_reward_model:
+        directory = Path(config.reward_model.path or "")
+        same_size = reward_shape(config).vocab_size == shape.vocab_size
+        require_same_tokens(tokenizer, directory, "reward_model.path", same_size=same_size)
     logs = Path(config.run.dir) / config.run.name / "logs"
     scorer = Scorer(config.reward, config.scoring, logs)
     eval_scorers: dict[tuple[str, str], Scorer] = {
@@ -82,8 +94,9 @@ def open_inputs(config: RunConfig, *, with_prompts: bool, measure: bool = True) 
     }
     if not with_prompts:
         return Inputs(tokenizer, encoder, scorer, None, Filters(), {}, eval_scorers)
-    filters = Filters(config.rollout.filters if config.rollout else ())
-    train, evals = _open_train(config, tokenizer, measure=measure), _open_evals(config, tokenizer)
+    filters = Filters(config.rollout.filters if config.rollout and with_training else ())
+    train = _open_train(config, tokenizer, measure=measure) if with_training else None
+    evals = _open_evals(config, tokenizer)
     return Inputs(tokenizer, encoder, scorer, train, filters, evals, eval_scorers, _load_converse(config))
 
 
@@ -98,11 +111,6 @@ def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
             if reward not in config.reward:
                 lines.append(try_reward(reward, config.scoring, rows[0] if rows else None))
     return lines
-
-
-def max_prompt_tokens(config: RunConfig) -> int:
-    """The longest prompt that leaves room for its answer."""
-    return max_sequence_length(config) - (config.rollout.max_new_tokens if config.rollout else 0)
 
 
 def _load_converse(config: RunConfig) -> Converse | None:
@@ -157,5 +165,5 @@ def _open_evals(config: RunConfig, tokenizer: Tokenizer) -> dict[tuple[str, str]
         )
         evals[kind, name] = [source[i] for i in range(min(len(source), settings.max_prompts))]
         for prompt in evals[kind, name]:
-            require_room(prompt, max_prompt_tokens(config))
+            require_room(prompt, max_prompt_tokens(config, settings.max_new_tokens))
     return evals

@@ -80,7 +80,7 @@ class RunState:
         parts = self._parts
         return Progress(
             step=step,
-            served_version=parts.sync.served_version if parts.sync else None,
+            served_version=parts.sync.served_version() if parts.sync else None,
             cursors={stage: cursor.state() for stage, cursor in parts.cursors.items()},
             models={role: model.state() for role, model in parts.models.items()},
             num_samples=parts.recorder.num_samples,

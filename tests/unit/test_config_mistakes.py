@@ -119,7 +119,7 @@ from tests.unit.config_files import MINIMAL, load_text, refusal
             "data:\n",
             "reward: exactmatch\ndata:\n",
             'MRL-1004 run.yaml:19 reward="exactmatch" is not allowed. It must be '
-            "exact_match, math_answer, format, length, code, remote, judge, outcome, coin_flip, "
+            "exact_match, math_answer, format, length, code, remote, judge, outcome, model, coin_flip, "
             'or the import path of a function: "package.module:function". Did you mean exact_match?',
         ),
         (

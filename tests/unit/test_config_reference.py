@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from megarl.config.names import DATASETS, REWARDS
+from megarl.config.names import DATASETS, REWARD_MODEL, REWARDS
 from megarl.config.problems import CODES
 from megarl.data.prompts import BUILTINS as BUILTIN_DATA
 from megarl.rewards.load import BUILTINS as BUILTIN_REWARDS
@@ -60,4 +60,4 @@ def test_every_code_of_the_package_is_documented_and_every_documented_code_is_us
 
 def test_the_names_that_are_built_in_are_those_that_exist() -> None:
     assert set(DATASETS) == set(BUILTIN_DATA)
-    assert set(REWARDS) == set(BUILTIN_REWARDS)
+    assert set(REWARDS) == {*BUILTIN_REWARDS, REWARD_MODEL}

@@ -17,12 +17,13 @@ from megarl.config.load import load_config
 from megarl.config.preflight import require_inputs
 from megarl.core import errors
 from megarl.core.sample import Prompt, Sample
+from megarl.run.evaluation_plan import config_to_evaluate
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMANDS = ("check", "train", "report", "samples", "export", "track")
+COMMANDS = ("check", "train", "eval", "report", "samples", "export", "track")
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,17 @@ def test_megarl_commands_are_right(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``check`` is run and must print what the page shows; ``train`` is checked up to where training would start, and
-    ``report``, ``samples``, ``export`` and ``track`` up to where they would look for the run.
+    ``eval``, ``report``, ``samples``, ``export`` and ``track`` up to where they would look for the run or model.
     """
     monkeypatch.chdir(ROOT)
     arguments = megarl_arguments(command)
     assert arguments is not None
     assert arguments[0] in COMMANDS
+    if arguments[0] == "eval":
+        parsed = cli._parser().parse_args(arguments)
+        config = config_to_evaluate(load_config(parsed.config, parsed.overrides), parsed.set)
+        require_inputs(config, trains=False)
+        return
     if arguments[0] in ("report", "samples", "export", "track"):
         parsed = cli._parser().parse_args(arguments)
         assert parsed.run.parts[0] == "runs"

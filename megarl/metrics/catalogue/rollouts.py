@@ -35,9 +35,9 @@ _LENGTHS = (
 
 _GROUPS = (
     Metric("experience_pipeline/experience_count", "sum", "samples", "Samples left for training after all filters."),
-    Metric("experience_pipeline/failed_reward_count", "sum", "samples",
+    Metric("experience_pipeline/num_failed_samples", "sum", "samples",
            "Samples without a reward because a reward function failed; their groups are left out.", when=_GENERATED),
-    Metric("experience_pipeline/failed_group_count", "sum", "prompts",
+    Metric("experience_pipeline/num_failed_groups", "sum", "prompts",
            "Groups that were left out because a sample of theirs has no reward.", when=_GENERATED),
     Metric("experience_pipeline/filter/{filter}/dropped_groups", "sum", "groups",
            "Groups that a filter left nothing of, refills included.", when="with rollout.filters"),
