@@ -53,6 +53,7 @@ bench: setup
 	$(BIN)/python tools/bench/push_speed.py
 	$(BIN)/python tools/bench/staleness_speed.py
 	$(BIN)/python tools/bench/offload_memory.py
+	$(BIN)/python tools/bench/data_open.py
 	$(BIN)/python tools/bench/planner.py
 	$(BIN)/python tools/bench/logprob_memory.py
 	$(BIN)/python tools/bench/report_scale.py

@@ -98,7 +98,7 @@ def _check(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         from megarl.run.inputs import open_inputs, try_rewards  # only now: it reads the data
 
-        lines = try_rewards(config, open_inputs(config, with_prompts=True, measure=False))
+        lines = try_rewards(config, open_inputs(config, with_prompts=True, speak=False))
         sys.stdout.write("\nRewards, tried in worker processes\n" + "".join(f"  {line}\n" for line in lines))
     return EXIT_OK
 

@@ -62,7 +62,7 @@ def reference() -> str:
     codes = [(f"`{code}`", meaning) for code, meaning in CODES.items()]
     return (
         INTRO
-        + f"## Settings\n\n{len(merged)} keys. `NAME` is a name of your choice.\n\n"
+        + f"## Settings\n\n{len(merged)} keys. `NAME` is a name of your choice, `N` a place in a list (from 0).\n\n"
         + _table(("Key", "Value", "Default", "What it is"), rows)
         + "\n## Error codes\n\nThe wording of a message may change; its code does not.\n\n"
         + _table(("Code", "Meaning"), codes)

@@ -44,7 +44,9 @@ def _tokenizer(config: RunConfig) -> Iterator[str]:
 
 
 def _data(config: RunConfig, *, trains: bool) -> Iterator[str]:
-    sources: dict[KeyPath, str] = {("data", "train"): config.data.train} if trains else {}
+    train = config.data.train if trains else []
+    keys: list[KeyPath] = [("data", "train", str(number), "path") for number in range(len(train))]
+    sources = {key if len(train) > 1 else ("data", "train"): one.path for key, one in zip(keys, train, strict=True)}
     sections = {"eval": "sets", "bench": "bench_sets"}
     sources |= {("eval", sections[kind], name, "data"): one.data for kind, name, one in config.eval_sets}
     for path, source in sources.items():

@@ -163,6 +163,10 @@ def _batch(config: RunConfig) -> str:
     if config.warmup is not None:
         rows.append(("warmup", f"{config.warmup.num_steps} steps x {config.warmup.batch_size} demonstrations"))
     rows.append(("algorithm", f"{algorithm.name}, {config.run.num_steps} steps"))
+    if len(config.data.train) > 1:
+        total = sum(source.weight for source in config.data.train)
+        shares = (f"{source.path} {source.weight / total:.1%}" for source in config.data.train)
+        rows.append(("prompts", ", ".join(shares)))
     if algorithm.name == "sft" or config.rollout is None:
         rows.append(("samples per step", f"{config.samples_per_step} demonstrations"))
     else:

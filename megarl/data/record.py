@@ -120,6 +120,7 @@ def _group_to_record(group: Group) -> dict[str, Any]:
             "demonstration": prompt.demonstration,
             "task": prompt.task,
             "metadata": dict(prompt.metadata),
+            "messages": [dict(message) for message in prompt.messages],
         },
         "samples": [_sample_to_record(sample) for sample in group.samples],
     }
@@ -164,8 +165,12 @@ def _experts_from_record(record: dict[str, Any] | None) -> NDArray[np.int32] | N
 
 def _group_from_record(record: dict[str, Any]) -> Group:
     prompt = record["prompt"]
+    read = {
+        "token_ids": np.array(prompt["token_ids"], dtype=np.int64),
+        "messages": tuple(prompt.get("messages", ())),
+    }
     return Group(
-        Prompt(**{**prompt, "token_ids": np.array(prompt["token_ids"], dtype=np.int64)}),
+        Prompt(**{**prompt, **read}),
         [_sample_from_record(sample) for sample in record["samples"]],
     )
 

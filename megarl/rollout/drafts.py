@@ -107,7 +107,8 @@ class Draft:
     def from_tree(cls, tree: Mapping[str, Any]) -> Draft:
         """The inverse of `to_tree`."""
         drawn = [None if one is None else _generation_from(one) for one in tree["drawn"]]
-        return cls(Prompt(**tree["prompt"]), tree["name"], tree["seeds"], drawn, tree["num_parts"])
+        prompt = Prompt(**{**tree["prompt"], "messages": tuple(tree["prompt"]["messages"])})
+        return cls(prompt, tree["name"], tree["seeds"], drawn, tree["num_parts"])
 
 
 def new_draft(prompt: Prompt, name: str, num_samples: int, seed_parts: tuple[int | str, ...]) -> Draft:

@@ -46,5 +46,6 @@ class GeneratedRollouts:
 
         groups = self._marking.fill(step, draw, meter)
         self._marking.finish(step, groups, self.epoch, meter)
+        self._prompts.report(meter)
         self._answering.report(meter)
         return groups

@@ -94,6 +94,7 @@ class ServerRollouts:
 
         groups = self._marking.fill(step, draw, meter)
         self._marking.finish(step, groups, self._epoch, meter)
+        self._prompts.report(meter)
         self._serving.report(meter)
         return groups
 

@@ -20,7 +20,7 @@ from megarl.config.phases import leaves_device, phases
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
 from megarl.core.seeding import derive_seed
 from megarl.core.world import World
-from megarl.data.prompts import Cursor
+from megarl.data.cursor import Cursor
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.hf_weights import WeightSource
 from megarl.models.memory import weights_part
@@ -28,10 +28,10 @@ from megarl.models.optim import OptimizerSettings
 from megarl.models.reward import RewardModel
 from megarl.rollout.answering import Answering
 from megarl.rollout.conversations import Conversations
-from megarl.rollout.demonstrations import DemonstrationRollouts
+from megarl.rollout.demonstrations import DemonstrationRollouts, why_no_room_to_show
 from megarl.rollout.generated import GeneratedRollouts
 from megarl.rollout.marking import Marking, keep_no_record
-from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
+from megarl.rollout.prompt_stream import Measure, MixedPrompts, NoPrompts, PromptStream, SourceWalk, why_no_room
 from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
 from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
@@ -113,8 +113,8 @@ class Builder:
         self._warmup_steps = config.warmup.num_steps if config.warmup else 0
         self._temperature = config.rollout.temperature if config.rollout else 1.0
         self._algorithm = build_algorithm(config.algorithm)
-        # of the driver: where each stage is in the training data
-        self._cursors: dict[str, Cursor] = {}
+        # of the driver: what each stage draws from
+        self._streams: dict[str, MixedPrompts] = {}
         # rollouts that may be drawn before their step has come
         self._ahead: ServerRollouts | None = None
         self._directory = Path(config.run.dir) / config.run.name
@@ -135,12 +135,13 @@ class Builder:
             evaluator = self._evaluator(generation, residency, ends)
         parts = Parts(
             models.stateful,
-            self._cursors,
+            self._streams,
             generation.sync if generation else None,
             self._ahead,
             self._algorithm,
             self._recorder,
             run_dtype(self._config, self._world.device),
+            self._inputs.train_hashes,
         )
         state = RunState(self._config, self._world, parts)
         plan = SavePlan(self._config.checkpoint, ends[-1], self._config.best_metric)
@@ -190,13 +191,35 @@ class Builder:
         measures = config.metrics.memory != "off"
         return Residency(parts, pinned, table, self._world.device, measures_memory=measures)
 
-    def _prompts(self, stage: str, purpose: str) -> PromptStream:
-        source = self._inputs.train_prompts
-        if source is None:
+    def _prompts(self, stage: str, purpose: str, measure: Measure) -> PromptStream:
+        config, sources = self._config, self._inputs.train_prompts
+        if not sources:
             return NoPrompts()
-        cursor = Cursor(len(source), derive_seed(self._config.run.seed, purpose), self._config.data.shuffle)
-        self._cursors[stage] = cursor
-        return ShuffledPrompts(source, cursor, max_prompt_tokens(self._config))
+        seed = derive_seed(config.run.seed, purpose)
+        walks = [
+            SourceWalk(
+                own.path,
+                source,
+                Cursor(len(source), seed + number, config.data.shuffle),
+                measure,
+                config.data.too_long,
+                own.task,
+            )
+            for number, (source, own) in enumerate(zip(sources, config.data.train, strict=True))
+        ]
+        stream = MixedPrompts(walks, [own.weight for own in config.data.train])
+        self._streams[stage] = stream
+        return stream
+
+    def _demonstrations(self, stage: str, purpose: str) -> PromptStream:
+        """Prompts that fit into the model together with their demonstrations."""
+        measure = partial(
+            why_no_room_to_show,
+            encoder=self._inputs.encoder,
+            max_prompt_tokens=max_prompt_tokens(self._config),
+            max_tokens=self._shape.max_positions,
+        )
+        return self._prompts(stage, purpose, measure)
 
     def _warmup_stage(self, models: Models, residency: Residency) -> Stage:
         warmup = self._config.warmup
@@ -208,10 +231,9 @@ class Builder:
             first_step=1,
             last_step=warmup.num_steps,
             rollouts=DemonstrationRollouts(
-                self._prompts("warmup", "warm-up demonstrations"),
+                self._demonstrations("warmup", "warm-up demonstrations"),
                 self._inputs.encoder,
                 warmup.batch_size,
-                self._shape.max_positions,
                 residency.phase,
             ),
             algorithm=Sft(),
@@ -275,10 +297,9 @@ class Builder:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
             return DemonstrationRollouts(
-                self._prompts("main", "demonstrations"),
+                self._demonstrations("main", "demonstrations"),
                 inputs.encoder,
                 config.algorithm.batch_size,
-                self._shape.max_positions,
                 residency.phase,
             )
         rollout = config.rollout
@@ -301,7 +322,8 @@ class Builder:
         if rollout.replay is not None:
             return RecordedRollouts(Path(rollout.replay), self._replay_limits(plan), self._world)
         assert generation is not None, "built whenever something is generated"
-        prompts = self._prompts("main", "prompts")
+        measure = partial(why_no_room, max_prompt_tokens=plan.max_prompt_tokens)
+        prompts = self._prompts("main", "prompts", measure)
         record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
         marking = Marking(inputs.scorer, inputs.filters, plan, residency.phase, record, self._world)
         if not isinstance(generation.serving, ServerServing) or rollout.converse is not None:

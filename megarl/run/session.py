@@ -28,7 +28,7 @@ from megarl.trackers.followers import Followers
 
 def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequest, *, inputs_checked: bool) -> None:
     """Train to the end, from the newest good checkpoint if there is one. The driver records and speaks. Collective."""
-    inputs = open_inputs(config, with_prompts=world.is_driver, measure=not inputs_checked)
+    inputs = open_inputs(config, with_prompts=world.is_driver, speak=not inputs_checked, describe_in=directory)
     store = CheckpointStore(directory / "checkpoints", world, config.checkpoint.keep)
     checkpoint = store.open_newest()
     if checkpoint is None:

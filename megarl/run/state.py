@@ -14,11 +14,11 @@ from megarl.core.errors import ConfigError
 from megarl.core.protocols import Algorithm, Remembers
 from megarl.core.slices import Slice, Stateful
 from megarl.core.world import DRIVER, World
-from megarl.data.cursor import Cursor
 from megarl.metrics.meter import Meter
 from megarl.models.random_state import restore_tracker_state, tracker_state
+from megarl.rollout.prompt_stream import MixedPrompts
 from megarl.rollout.server_rollouts import ServerRollouts
-from megarl.run.progress import Best, Progress, config_digest, data_digest, template_digest
+from megarl.run.progress import Best, Progress, config_digest, template_digest
 from megarl.run.recorder import Recorder
 from megarl.run.rng import restore_rng_state, rng_state
 from megarl.run.sync import EngineSync
@@ -29,10 +29,10 @@ _ALGORITHM = "algorithm/"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Who holds state: the models by role, the stages' cursors (of the driver), the engines, rollouts and recorder."""
+    """Who holds state: the models by role, the stages' prompts (of the driver), the engines, rollouts and recorder."""
 
     models: Mapping[str, Stateful]
-    cursors: Mapping[str, Cursor]
+    prompts: Mapping[str, MixedPrompts]
     sync: EngineSync | None
     # rollouts that are drawn ahead of their step; None if none are
     ahead: ServerRollouts | None
@@ -40,6 +40,8 @@ class Parts:
     recorder: Recorder
     # of the policy's weights, which an export has as well
     dtype: torch.dtype
+    # of the training data's files, by path (of the driver)
+    data_hashes: Mapping[str, str]
 
 
 class RunState:
@@ -49,7 +51,6 @@ class RunState:
         self._world = world
         self._parts = parts
         self._config: dict[str, Any] = config.model_dump(mode="json")
-        self._data_digest = data_digest(config) if world.is_driver else None
         self._template_digest = template_digest(config) if world.is_driver else None
 
     def settle(self, step: int, meter: Meter) -> None:
@@ -81,7 +82,7 @@ class RunState:
         return Progress(
             step=step,
             served_version=parts.sync.served_version() if parts.sync else None,
-            cursors={stage: cursor.state() for stage, cursor in parts.cursors.items()},
+            cursors={stage: prompts.state() for stage, prompts in parts.prompts.items()},
             models={role: model.state() for role, model in parts.models.items()},
             num_samples=parts.recorder.num_samples,
             num_tokens=parts.recorder.num_tokens,
@@ -90,8 +91,8 @@ class RunState:
             dtype=str(parts.dtype).removeprefix("torch."),
             config=self._config,
             config_digest=config_digest(self._config),
-            data_digest=self._data_digest,
             template_digest=self._template_digest,
+            data_hashes=dict(parts.data_hashes),
         )
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
@@ -108,8 +109,8 @@ class RunState:
         checkpoint.fill(room)
         for model in parts.models.values():
             model.restored()
-        for stage, cursor in parts.cursors.items():
-            cursor.restore(progress.cursors[stage])
+        for stage, prompts in parts.prompts.items():
+            prompts.restore(progress.cursors[stage])
         parts.recorder.num_samples = progress.num_samples
         parts.recorder.num_tokens = progress.num_tokens
         if parts.sync is not None and progress.served_version == progress.step:

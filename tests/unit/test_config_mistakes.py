@@ -111,8 +111,8 @@ from tests.unit.config_files import MINIMAL, load_text, refusal
         (
             "builtin:carry",
             "builtin:cary",
-            'MRL-1004 run.yaml:20 data.train="builtin:cary" is not allowed. It must be a JSONL '
-            "file or a built-in task: builtin:carry, builtin:carry_held_out, builtin:sort, builtin:sort_held_out. "
+            'MRL-1004 run.yaml:20 data.train="builtin:cary" is not allowed. It must be a JSONL or Parquet file, '
+            "or a built-in task: builtin:carry, builtin:carry_held_out, builtin:sort, builtin:sort_held_out. "
             "Did you mean builtin:carry?",
         ),
         (

@@ -105,6 +105,8 @@ class Numbers:
         first, self.next = self.next, self.next + num_prompts
         return [Prompt(str(i), f"{i}", np.array([1, 2, i % 20]), "1") for i in range(first, self.next)]
 
+    def report(self, meter: Meter) -> None: ...
+
 
 def rollouts(
     world: World,
