@@ -264,8 +264,10 @@ class RunConfig(Section):
         ]
 
     @property
-    def has_own_rewards(self) -> bool:
-        """Whether a reward of the run or of an evaluation set is a function of the user's."""
+    def has_own_functions(self) -> bool:
+        """Whether conversations, or a reward of the run or of an evaluation set, are a function of the user's."""
+        if self.rollout is not None and self.rollout.converse is not None:
+            return True
         rewards = [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
         return any(reward.is_own for reward in rewards)
 

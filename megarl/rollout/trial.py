@@ -30,7 +30,7 @@ def try_converse(name: str, options: Mapping[str, Any], prompt: Prompt, timeout_
     Raises a `MegarlError` if the function cannot be imported or called, raises or hangs. Whatever it does, it does in
     another process.
     """
-    line = prompt.demonstration or prompt.answer or ""
+    line = prompt.answer or prompt.demonstration or ""
     task = {"name": name, "options": dict(options), "prompt": prompt.text, "answer": prompt.answer, "line": line}
     with tempfile.TemporaryDirectory(prefix="megarl-") as directory:
         report = Path(directory) / "report.json"

@@ -22,6 +22,7 @@ from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
 from megarl.rollout.converse import Converse, load_converse
 from megarl.rollout.filters import Filters
+from megarl.rollout.trial import try_converse
 from megarl.run.datasets import first_that_fit, hashes_of, open_evaluation, open_training, write_description
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,11 @@ def open_inputs(
     )
 
 
-def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
-    """Call every reward once, in a worker; raises a `MegarlError` if one does not work, else says what they gave."""
+def try_functions(config: RunConfig, inputs: Inputs) -> list[str]:
+    """Call every reward once, and lead one conversation, each in a process of its own.
+
+    Raises a `MegarlError` if one does not work, else says what they gave.
+    """
     row = next((source[0] for source in inputs.train_prompts if len(source)), None)
     lines = [try_reward(reward, config.scoring, row) for reward in config.reward]
     for kind, name, own in config.eval_sets:
@@ -126,6 +130,9 @@ def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
         for reward in own.reward or []:
             if reward not in config.reward:
                 lines.append(try_reward(reward, config.scoring, rows[0] if rows else None))
+    converse = config.rollout.converse if config.rollout else None
+    if converse is not None and row is not None:
+        lines.append(try_converse(converse.name, converse.options, row, converse.tool_timeout_seconds))
     return lines
 
 
