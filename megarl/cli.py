@@ -94,12 +94,12 @@ def _check(arguments: argparse.Namespace) -> int:
 
     config = _load(arguments)
     sys.stdout.write(summarise(config))
-    if config.generates and config.has_own_rewards:
+    if config.generates and config.has_own_functions:
         sys.stdout.flush()
-        from megarl.run.inputs import open_inputs, try_rewards  # only now: it reads the data
+        from megarl.run.inputs import open_inputs, try_functions  # only now: it reads the data
 
-        lines = try_rewards(config, open_inputs(config, with_prompts=True, speak=False))
-        sys.stdout.write("\nRewards, tried in worker processes\n" + "".join(f"  {line}\n" for line in lines))
+        lines = try_functions(config, open_inputs(config, with_prompts=True, speak=False))
+        sys.stdout.write("\nFunctions, tried in processes of their own\n" + "".join(f"  {line}\n" for line in lines))
     return EXIT_OK
 
 

@@ -268,9 +268,10 @@ class RunConfig(Section):
         return [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
 
     @property
-    def has_own_rewards(self) -> bool:
-        """Whether a reward of the run or of an evaluation set is a function of the user's."""
-        return any(reward.is_own for reward in self.all_rewards)
+    def has_own_functions(self) -> bool:
+        """Whether conversations, or a reward of the run or of an evaluation set, are a function of the user's."""
+        converses = self.rollout is not None and self.rollout.converse is not None
+        return converses or any(reward.is_own for reward in self.all_rewards)
 
     @property
     def best_metric(self) -> str | None:

@@ -13,7 +13,7 @@ from megarl.launch.local import Program, run_ranks
 from megarl.launch.start import launched_size
 from megarl.run.candidate import Candidate
 from megarl.run.evaluation_plan import moved_to, new_directory
-from megarl.run.inputs import open_inputs, try_rewards
+from megarl.run.inputs import open_inputs, try_functions
 from megarl.run.stop import SIGNALS, StopRequest
 
 # Where the evaluation's files go, if whoever started the ranks has decided it.
@@ -27,7 +27,7 @@ def start_evaluation(config: RunConfig, candidate: Candidate, out: Path | None, 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _join(config, candidate, out)
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
-    try_rewards(config, open_inputs(config, with_prompts=True, with_training=False))
+    try_functions(config, open_inputs(config, with_prompts=True, with_training=False))
     directory = new_directory(config)
     program = Program(arguments, directory / "logs", "Run the same command again.", {_DIRECTORY: str(directory)})
     return run_ranks(config.run.num_ranks, program)

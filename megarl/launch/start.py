@@ -21,11 +21,11 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
 
         return run_launched_rank(config, launched_size(config), training(config, fresh=fresh))
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
-    from megarl.run.inputs import open_inputs, try_rewards
+    from megarl.run.inputs import open_inputs, try_functions
 
     inputs = open_inputs(config, with_prompts=True)
     if config.generates:
-        try_rewards(config, inputs)
+        try_functions(config, inputs)
     if isinstance(config.algorithm, CustomAlgorithm):
         from megarl.algorithms.choose import build_algorithm
 

@@ -35,11 +35,12 @@ class ModelCalls:
         return future
 
     def answer(self, groups: Sequence[Group]) -> None:
-        """Score all samples of the groups, which are submitted. Collective."""
+        """Score all samples of the groups. Those that failed before were not submitted. Collective."""
         assert self._model is not None, "built with the run"
         for group, values in zip(groups, self._model.score(groups), strict=True):
             for sample, value in zip(group.samples, values, strict=True):
-                self._waiting.pop(id(sample)).set_result(_outcome(value))
+                if not sample.failure:
+                    self._waiting.pop(id(sample)).set_result(_outcome(value))
 
     def close(self) -> None:
         """Nothing was started."""

@@ -37,6 +37,15 @@ class _Begun(NamedTuple):
     when: int
 
 
+class _Failed(NamedTuple):
+    """Why a sample has no reward. ``kind`` is the same for failures that are alike; ``text`` is about this one."""
+
+    who: str
+    kind: str
+    code: str
+    text: str
+
+
 class Calls(Protocol):
     """A way to call one reward function."""
 
@@ -74,7 +83,12 @@ class Scorer:
                 self._calls = [self._way_to_call(reward) for reward in self._rewards]
 
     def submit(self, prompt: Prompt, sample: Sample) -> None:
-        """Begin to score a finished sample, in the background, while others are still being drawn. From any thread."""
+        """Begin to score a finished sample, in the background, while others are still being drawn. From any thread.
+
+        A sample that failed already, such as a conversation whose tool hung, is not scored.
+        """
+        if sample.failure:
+            return
         self.start()
         with self._lock:
             if id(sample) not in self._begun:
@@ -101,12 +115,15 @@ class Scorer:
         if self._model is not None:
             self._model.answer(groups)
         num_samples = sum(len(group.samples) for group in groups)
-        failures: list[tuple[RewardSettings, Failure]] = []
+        failures: list[_Failed] = []
         limit = 0.0 if self._settings.on_failure == "stop" else self._settings.max_failed_fraction
         for sample in (sample for group in groups for sample in group.samples):
             with self._lock:
-                begun = self._begun.pop(id(sample))
-            failed = self._settle(sample, [outcome.result() for outcome in begun.outcomes])
+                begun = self._begun.pop(id(sample), None)
+            if begun is None:
+                failed: _Failed | None = _failed_before(sample)
+            else:
+                failed = self._settle(sample, [outcome.result() for outcome in begun.outcomes])
             failures += [failed] if failed else []
             if len(failures) > limit * num_samples:
                 raise self._too_many(failures, num_samples)
@@ -135,14 +152,14 @@ class Scorer:
             oldest = self._num_finished - _PATIENCE
             self._begun = {key: begun for key, begun in self._begun.items() if begun.when >= oldest}
 
-    def _settle(self, sample: Sample, outcomes: Sequence[Reward | Failure]) -> tuple[RewardSettings, Failure] | None:
+    def _settle(self, sample: Sample, outcomes: Sequence[Reward | Failure]) -> _Failed | None:
         """Set the sample's reward and scores, or its failure, which is returned."""
         scores: dict[str, float] = {}
         total = 0.0
         for own, outcome in zip(self._rewards, outcomes, strict=True):
             if isinstance(outcome, Failure):
                 sample.reward, sample.scores, sample.failure = None, {}, outcome.of(own.name)
-                return own, outcome
+                return _Failed(f'reward "{own.name}"', outcome.kind, outcome.code, sample.failure)
             label = own.shown_label
             total += own.weight * outcome.value
             scores[label] = outcome.value
@@ -152,23 +169,28 @@ class Scorer:
         sample.reward, sample.scores, sample.failure = total, scores, ""
         return None
 
-    def _too_many(self, failures: Sequence[tuple[RewardSettings, Failure]], num_samples: int) -> DataError:
-        own, failure = failures[-1]
+    def _too_many(self, failures: Sequence[_Failed], num_samples: int) -> DataError:
+        last = failures[-1]
         if self._settings.on_failure == "stop":
             rule = "scoring.on_failure is stop"
         else:
             rule = f"scoring.max_failed_fraction={self._settings.max_failed_fraction:g} allows fewer"
         return DataError(
             "MRL-2120",
-            f'reward "{own.name}" failed for {len(failures)} of {num_samples} samples; {rule}. The last one:\n'
-            f"    {failure.code} {failure.of(own.name)}\n"
+            f"{last.who} failed for {len(failures)} of {num_samples} samples; {rule}. The last one:\n"
+            f"    {last.code} {last.text}\n"
             "    Mend the function, or change the setting if the run can do without these samples.",
         )
 
 
-def _warn(failures: Sequence[tuple[RewardSettings, Failure]], num_samples: int) -> None:
+def _failed_before(sample: Sample) -> _Failed:
+    code, _, text = sample.failure.partition(" ")
+    return _Failed("the conversation's function", f"failed ({code})", code, text)
+
+
+def _warn(failures: Sequence[_Failed], num_samples: int) -> None:
     """One line for each kind of failure, with one example."""
-    examples = {(own.name, failure.kind): failure for own, failure in reversed(failures)}
-    for (name, kind), count in Counter((own.name, failure.kind) for own, failure in failures).items():
-        text = examples[name, kind].of(name)
-        logger.warning('reward "%s" %s for %d of %d samples. One of them: %s', name, kind, count, num_samples, text)
+    examples = {(failed.who, failed.kind): failed.text for failed in reversed(failures)}
+    for (who, kind), count in Counter((failed.who, failed.kind) for failed in failures).items():
+        text = examples[who, kind]
+        logger.warning("%s %s for %d of %d samples. One of them: %s", who, kind, count, num_samples, text)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from megarl.core.sample import Prompt
-from megarl.rollout.conversation import PolicyTurn, Reply
+from megarl.rollout.conversation import OutOfBudget, PolicyTurn, Reply
 from megarl.rollout.converse import is_async
 
 
@@ -25,19 +25,22 @@ class Rehearsal:
 def rehearse(
     function: Callable[..., Any], prompt: str, lines: Sequence[str], answer: str | None = None, **options: Any
 ) -> Rehearsal:
-    """Call ``function`` with a policy that says ``lines``, one per turn. After the last one it has nothing to say:
-    an empty turn with finish "length", as at the end of a budget.
+    """Call ``function`` with a policy that says ``lines``, one per turn. After the last one the budget is used up: an
+    empty turn with finish "length", then `OutOfBudget`.
 
     It runs here and now, so that debuggers stop in it and exceptions come through.
     """
-    script = iter(lines)
+    turns = [*(PolicyTurn(line, len(line), "stop", 1000) for line in lines), PolicyTurn("", 0, "length", 0)]
+    script = iter(turns)
     replies: list[Reply] = []
 
     def generate(reply: Reply | None = None, **_: Any) -> PolicyTurn:
         if reply is not None:
             replies.append(reply)
-        text = next(script, None)
-        return PolicyTurn("", 0, "length", 0) if text is None else PolicyTurn(text, len(text), "stop", 1000)
+        turn = next(script, None)
+        if turn is None:
+            raise OutOfBudget("there are no more lines; end the conversation when a turn's finish is 'length'")
+        return turn
 
     async def generate_async(reply: Reply | None = None, **_: Any) -> PolicyTurn:
         return generate(reply)

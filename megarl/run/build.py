@@ -26,8 +26,6 @@ from megarl.models.hf_weights import WeightSource
 from megarl.models.memory import weights_part
 from megarl.models.optim import OptimizerSettings
 from megarl.models.reward import RewardModel
-from megarl.rollout.answering import Answering
-from megarl.rollout.conversations import Conversations
 from megarl.rollout.demonstrations import DemonstrationRollouts, why_no_room_to_show
 from megarl.rollout.generated import GeneratedRollouts
 from megarl.rollout.marking import Marking, keep_no_record
@@ -36,8 +34,7 @@ from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
 from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import GENERATE, ServerServing
-from megarl.rollout.single_turn import SingleTurn
-from megarl.rollout.talk import TalkLimits
+from megarl.run.answering import build_answering
 from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.engines import Connected, Engines, InRankEngines
 from megarl.run.eval_schedule import Schedule
@@ -327,7 +324,8 @@ class Builder:
         record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
         marking = Marking(inputs.scorer, inputs.filters, plan, residency.phase, record, self._world)
         if not isinstance(generation.serving, ServerServing) or rollout.converse is not None:
-            return GeneratedRollouts(prompts, self._answering(generation, residency), plan, marking)
+            answering = build_answering(config, inputs, generation.serving, residency.phase, self._world)
+            return GeneratedRollouts(prompts, answering, plan, marking)
         ahead = AheadPlan(
             config.num_steps_ahead,
             rollout.max_staleness,
@@ -356,21 +354,8 @@ class Builder:
         best = best_of if config.metrics.best_of == "exact" else bootstrap_best_of
         detailed = config.metrics.detailed_stats or config.monitor.detailed_stats
         summarise = partial(at_k, detailed=detailed, best=best)
-        answering = self._answering(generation, residency)
+        answering = build_answering(config, self._inputs, generation.serving, residency.phase, self._world)
         return Evaluator(sets, schedule, answering, residency.phase, config.run.seed, summarise)
-
-    def _answering(self, generation: Connected, residency: Residency) -> Answering:
-        own = self._config.rollout.converse if self._config.rollout else None
-        if own is None:
-            return SingleTurn(generation.serving, self._inputs.tokenizer)
-        return Conversations(
-            self._inputs.converse,
-            generation.serving,
-            self._inputs.encoder,
-            TalkLimits(own.max_turns, own.max_turn_tokens, own.tool_timeout_seconds),
-            residency.phase,
-            self._world,
-        )
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config

@@ -22,6 +22,7 @@ from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
 from megarl.rollout.converse import Converse, load_converse
 from megarl.rollout.filters import Filters
+from megarl.rollout.trial import try_converse
 from megarl.run.datasets import (
     first_that_fit,
     hashes_of,
@@ -86,8 +87,9 @@ def open_inputs(
 ) -> Inputs:
     """Open and check all of it; raises a `MegarlError` that names the file and line, or the key, to mend.
 
-    Without ``with_training``, only what an evaluation reads. ``speak``: say what is left out, and look whether
-    anything is left; who opens the inputs a second time need not. ``describe_in``: a directory for ``data.json``, which tells what was read.
+    Without ``with_training``, only what an evaluation reads. ``speak``: say what is left out, and look whether anything
+    is left; who opens the inputs a second time need not. ``describe_in``: a directory for ``data.json``, which tells
+    what was read.
     """
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     _require_same_vocabularies(config, tokenizer)
@@ -107,7 +109,8 @@ def open_inputs(
         for source in (*train, *evals.values()):
             if source.skip_report:
                 logger.warning("%s", source.skip_report)
-        require_one_that_fits(config, train, max_prompt_tokens(config))
+        if with_training:
+            require_one_that_fits(config, train, max_prompt_tokens(config))
     if describe_in is not None:
         read = {f"data.train.{number}": (config.data.train[number].path, one) for number, one in enumerate(train)}
         read |= {_key_of(kind, name): (one.data, evals[kind, name]) for kind, name, one in config.eval_sets}
@@ -129,8 +132,11 @@ def open_inputs(
     )
 
 
-def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
-    """Call every reward once, in a worker; raises a `MegarlError` if one does not work, else says what they gave."""
+def try_functions(config: RunConfig, inputs: Inputs) -> list[str]:
+    """Call every reward once, and lead one conversation, each in a process of its own.
+
+    Raises a `MegarlError` if one does not work, else says what they gave.
+    """
     row = next((source[0] for source in inputs.train_prompts if len(source)), None)
     lines = [try_reward(reward, config.scoring, row) for reward in config.reward]
     for kind, name, own in config.eval_sets:
@@ -138,6 +144,9 @@ def try_rewards(config: RunConfig, inputs: Inputs) -> list[str]:
         for reward in own.reward or []:
             if reward not in config.reward:
                 lines.append(try_reward(reward, config.scoring, rows[0] if rows else None))
+    converse = config.rollout.converse if config.rollout else None
+    if converse is not None and row is not None:
+        lines.append(try_converse(converse.name, converse.options, row, converse.tool_timeout_seconds))
     return lines
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from megarl.config.load import load_config
-from megarl.core.errors import ConfigError, DataError
+from megarl.config.rewards import RewardSettings
+from megarl.config.scoring import ScoringSettings
+from megarl.core.errors import ConfigError, DataError, MegarlError
 from megarl.core.sample import Group, Prompt, Sample, Turn
 from megarl.data.pack import pack
 from megarl.data.plan import PackPlan
@@ -20,9 +24,11 @@ from megarl.data.record import read_groups, write_groups
 from megarl.metrics.meter import Meter
 from megarl.rewards.load import load_reward
 from megarl.rewards.reward import Reward
+from megarl.rewards.scorer import Scorer
 from megarl.rollout.converse import check_converse, load_converse
 from megarl.rollout.rehearsal import rehearse
 from megarl.rollout.statistics import report_rollouts
+from megarl.rollout.trial import try_converse
 from tests.unit.one_rank import one_rank_world, reported
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +108,34 @@ def test_the_reward_outcome_is_what_the_function_said() -> None:
     sample.outcome = None
     with pytest.raises(DataError, match="MRL-2183"):
         reward.function(prompt(), sample)
-    reward.close()
+
+
+def scorer(**settings: Any) -> Scorer:
+    return Scorer([RewardSettings(name="outcome")], ScoringSettings(**settings))
+
+
+def test_a_failed_conversation_is_not_scored_and_its_group_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    failed, whole, alone = of_two_turns(), of_two_turns(), of_two_turns()
+    failed.outcome, failed.failure = None, 'MRL-2151 converse "x" was busy for more than 1 s.'
+    groups = [Group(prompt(), [failed, whole]), Group(prompt(), [alone])]
+    own = scorer(max_failed_fraction=0.5)
+    for group in groups:
+        for sample in group.samples:
+            own.submit(group.prompt, sample)
+    assert own.finish(groups, Meter()) == groups[1:]
+    assert (failed.reward, failed.failure) == (None, 'MRL-2151 converse "x" was busy for more than 1 s.')
+    assert alone.reward == 0.5
+    assert "failed (MRL-2151) for 1 of 3 samples" in caplog.text
+    own.close()
+
+
+def test_too_many_failed_conversations_end_the_run_with_the_reason() -> None:
+    failed = of_two_turns()
+    failed.failure = 'MRL-2150 converse "x" raised KeyError: 1 (tool.py:7) for prompt 3.'
+    own = scorer(max_failed_fraction=0.5)
+    with pytest.raises(DataError, match=r"(?s)MRL-2120 the conversation's function failed.*MRL-2150 .*tool.py:7"):
+        own.finish([Group(prompt(), [failed])], Meter())
+    own.close()
 
 
 # -- settings
@@ -138,12 +171,26 @@ def test_a_path_alone_names_the_function() -> None:
 # -- functions
 
 
+OWN_MODULE = """
+def right(prompt, generate, *, depth=1): ...
+async def waits(prompt, generate): ...
+def wrong(prompt): ...
+def judges(prompt, generate): return float(generate().text == prompt.answer)
+def fails(prompt, generate): return 1 / 0
+def exits(prompt, generate): __import__("os")._exit(0)
+def hangs(prompt, generate):
+    while True: pass
+def goes_on(prompt, generate):
+    generate()
+    while True: generate("more")
+"""
+
+
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "own_tool.py").write_text(
-        "def right(prompt, generate, *, depth=1): ...\nasync def waits(prompt, generate): ...\ndef wrong(prompt): ...\n"
-    )
+    (tmp_path / "own_tool.py").write_text(OWN_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     monkeypatch.delitem(sys.modules, "own_tool", raising=False)
     return "own_tool"
 
@@ -160,9 +207,31 @@ def test_a_function_is_checked_before_it_is_called(own_module: str) -> None:
         check_converse(f"{own_module}:nobody", {})
 
 
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("judges", r": 1 when the policy answers '7' to 'x'"),
+        ("goes_on", "no outcome"),
+        ("fails", r"MRL-2150 .*ZeroDivisionError.*own_tool.py:6.*\n.*tried before the start"),
+        ("hangs", "MRL-2151 .*did not end within 0.2 s"),
+        ("exits", "MRL-2150 .*ended its process"),
+    ],
+)
+def test_a_function_is_tried_in_a_process_of_its_own(
+    own_module: str, function: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if function == "hangs":
+        monkeypatch.setattr("megarl.rollout.trial._SECONDS_TO_START", 1.0)
+    try:
+        result = try_converse(f"{own_module}:{function}", {}, prompt("7"), 0.2)
+    except MegarlError as error:
+        result = str(error)
+    assert re.search(told, result), result
+
+
 def test_checking_a_function_needs_no_torch() -> None:
     """`megarl check` answers in a second."""
-    code = "import sys; import megarl.rollout.rehearsal, megarl.rollout.converse; sys.exit('torch' in sys.modules)"
+    code = "import sys; import megarl.rollout.trial; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

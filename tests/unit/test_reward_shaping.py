@@ -73,4 +73,4 @@ def test_outcome() -> None:
     with pytest.raises(DataError, match=r"MRL-2183 .*'train.jsonl:3' has no outcome"):
         outcome(PROMPT, sample)
     sample.outcome = 0.25
-    assert outcome(PROMPT, sample) == 0.25
+    assert outcome(PROMPT, sample).value == 0.25
