@@ -26,10 +26,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 2**22  # of a rendered conversation, or of any text on the way to it
-MAX_STEPS = 200_000  # turns of loops, and calls
+MAX_STEPS = 50_000  # turns of loops, and calls
 MAX_SECONDS = 10.0  # of processor time; a rendering takes less than a thousandth of it
 _MAX_RANGE = 10_000
 _MAX_INTEGER = 2**64
+_VALUE_CHARACTERS = 8  # what a value that is no text counts for
 # what can make much text out of little
 _GROWING_METHODS = ("replace", "join", "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map")
 _GROWING_FILTERS = (
@@ -109,7 +110,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call in a template: counted, and refused if its result could be huge."""
         self._spend(1)
-        owner = getattr(__obj, "__self__", None)
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps str.format
         if isinstance(owner, str) and getattr(__obj, "__name__", "") in _GROWING_METHODS:
             _require_small_result(owner, [*args, *kwargs.values()])
         return super().call(__context, __obj, *args, **kwargs)
@@ -228,7 +229,7 @@ def _extent(value: Any) -> int:
     total, waiting = 0, [value]
     while waiting and total <= MAX_CHARACTERS:
         one = waiting.pop()
-        total += len(one) if isinstance(one, str) else 1
+        total += len(one) if isinstance(one, str) else _VALUE_CHARACTERS
         if isinstance(one, Mapping):
             waiting += [*one.keys(), *one.values()]
         elif isinstance(one, (list, tuple)):

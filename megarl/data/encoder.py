@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from megarl.config.chat import ChatSettings
 from megarl.config.problems import show
 from megarl.config.tokenizer_files import find_template
 from megarl.core.errors import ConfigError, DataError
+from megarl.core.excerpt import excerpt
 from megarl.core.sample import Message
 from megarl.data.chat_template import ChatTemplate
 from megarl.data.tokenizer import Tokenizer
@@ -132,6 +133,9 @@ def _messages(content: str | Sequence[Message]) -> list[Message]:
     messages: list[Message] = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
     if not messages:
         raise DataError("MRL-2040", "a conversation must have at least one message.")
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise DataError("MRL-2040", f"a message must have a role and a content, not be {excerpt(str(message))}.")
     return messages
 
 
