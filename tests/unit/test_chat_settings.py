@@ -59,7 +59,7 @@ def test_several_templates(tmp_path: Path) -> None:
     (directory / "chat_template.jinja").write_text("plain file")
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools file")
-    assert (found(directory), chosen(directory, options={"tools": []})) == ("plain file", "tools file")
+    assert (chosen(directory), chosen(directory, options={"tools": []})) == ("plain file", "tools file")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
