@@ -65,15 +65,29 @@ class PromptEncoder:
         return self._encode_further(text)
 
     def encode_demonstration(self, text: str) -> NDArray[np.int64]:
-        """Token ids of a worked answer as the policy would say it, with the end of its turn."""
-        spoken = self.tokenizer.control.hide_ordinary(text)
-        ids = self.tokenizer.encode(spoken) if self.template is None else self._encode_further(spoken)
-        return np.append(ids, self.end_of_turn_id)
+        """Token ids of a worked answer as the policy would say it after a prompt, with the end of its turn."""
+        if self.template is None:
+            spoken = self.tokenizer.encode(self.tokenizer.control.hide_ordinary(text))
+        else:
+            spoken = self._encode_further(self._as_policy_says(self.template, text))
+        return np.append(spoken, self.end_of_turn_id)
 
     def _encode_further(self, text: str) -> NDArray[np.int64]:
         """Text that goes on after other tokens. Behind some control token, it is not taken for a text's beginning."""
         name = self.tokenizer.control.name_before_text
         return self.tokenizer.encode(name + text)[1:] if name else self.tokenizer.encode(text)
+
+    def _as_policy_says(self, template: ChatTemplate, text: str) -> str:
+        """What the template makes of an answer: some begin it with a blank, or with an empty thought.
+
+        The answer as it is, if the template would leave some of it out: thoughts of earlier turns are of no use to it.
+        """
+        prompt, rest = template.render([_QUESTION]), self._said_after_policy(template, [])
+        whole = template.render([_QUESTION, {"role": "assistant", "content": text}])
+        answer = self.tokenizer.control.hide_ordinary(text)
+        spoken = whole.removeprefix(prompt).removesuffix(rest)
+        is_whole = len(prompt) + len(spoken) + len(rest) == len(whole) and answer.strip() in spoken
+        return spoken if is_whole else answer
 
     def _said_after_policy(self, template: ChatTemplate, messages: Sequence[Message]) -> str:
         """What the template writes after a turn of the policy's, when these messages follow it."""

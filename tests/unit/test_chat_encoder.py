@@ -132,6 +132,15 @@ def test_a_conversation_in_pieces_is_the_whole_one(chat: Chat, texts: list[str],
     assert ids == chat.expected(messages)
 
 
+@pytest.mark.parametrize("answer", ["hello", "the cat\nsat"])
+def test_a_demonstration_is_the_turn_that_the_template_writes(chat: Chat, answer: str) -> None:
+    messages = [user("what is it"), assistant(answer)]
+    whole = chat.reference.apply_chat_template(messages, tokenize=True, return_dict=False)
+    ids = [*chat.encoder.encode("what is it"), *chat.encoder.encode_demonstration(answer)]
+    assert ids == whole[: len(ids)]
+    assert ids[-1] == chat.encoder.end_of_turn_id
+
+
 def test_old_thoughts_do_not_change_a_reply(tmp_path: Path) -> None:
     """The template drops them from history; what was generated stays, and the reply is the same."""
     chat = Chat(byte_level(tmp_path, THINKING), options={"enable_thinking": False})

@@ -126,6 +126,8 @@ def test_thinking_can_be_switched_off_and_replies_keep_the_form(chat: Chat) -> N
     tokenizer = chat.encoder.tokenizer
     encoder: PromptEncoder = load_encoder(ChatSettings(options={"enable_thinking": False}), tokenizer)
     assert encoder.encode("a").tolist() == chat.expected([user("a")], enable_thinking=False)
+    spoken = [*encoder.encode("a"), *encoder.encode_demonstration("b")]
+    assert spoken == chat.reference.apply_chat_template([user("a"), assistant("b")], return_dict=False)[: len(spoken)]
     reply = encoder.encode_reply([{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}])
     assert tokenizer.decode(reply, skip_special=False) == (
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
