@@ -27,11 +27,12 @@ setup-browser:
 quickstart: setup
 	$(BIN)/megarl train --fresh configs/quickstart.yaml
 
+# Two files of tests at a time, each on one core; a file's tests stay together, since they share what they build.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 # With real SGLang and its router, which live in an environment of their own: two gigabytes, once.
 test-sglang: setup
@@ -52,6 +53,7 @@ bench: setup
 	$(BIN)/python tools/bench/push_speed.py
 	$(BIN)/python tools/bench/staleness_speed.py
 	$(BIN)/python tools/bench/offload_memory.py
+	$(BIN)/python tools/bench/data_open.py
 	$(BIN)/python tools/bench/planner.py
 	$(BIN)/python tools/bench/logprob_memory.py
 	$(BIN)/python tools/bench/report_scale.py

@@ -50,6 +50,7 @@ setup(
             "swanlab[dashboard]",
             "transformers",
             "pytest",
+            "pytest-xdist",
             "hypothesis",
             "ruff",
             "mypy",

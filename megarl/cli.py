@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``report``, ``export`` and ``track``.
+"""The command line: ``megarl check``, ``train``, ``eval``, ``report``, ``samples``, ``export`` and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -7,7 +7,9 @@ imports torch.
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Command = Callable[[argparse.Namespace], int]
 
+_NUM_SAMPLES = 2
 _EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that a closed pipe ended
 _EXIT_INTERRUPTED = 130  # the same for Ctrl-C
 _OVERRIDES_HELP = "settings that replace those of the file, for example actor.optimizer.lr=1e-6"
@@ -89,7 +92,14 @@ def _run(argv: list[str] | None) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from megarl.config.summary import summarise
 
-    sys.stdout.write(summarise(_load(arguments)))
+    config = _load(arguments)
+    sys.stdout.write(summarise(config))
+    if config.generates and config.has_own_rewards:
+        sys.stdout.flush()
+        from megarl.run.inputs import open_inputs, try_rewards  # only now: it reads the data
+
+        lines = try_rewards(config, open_inputs(config, with_prompts=True, speak=False))
+        sys.stdout.write("\nRewards, tried in worker processes\n" + "".join(f"  {line}\n" for line in lines))
     return EXIT_OK
 
 
@@ -101,11 +111,57 @@ def _train(arguments: argparse.Namespace) -> int:
     return start_training(config, fresh=arguments.fresh)
 
 
+def _eval(arguments: argparse.Namespace) -> int:
+    from megarl.config.load import load_config
+    from megarl.config.preflight import require_inputs
+    from megarl.run.candidate import find_candidate
+    from megarl.run.evaluation_plan import config_to_evaluate
+
+    candidate = find_candidate(arguments.model, arguments.step)
+    config = load_config(arguments.config, [*arguments.overrides, *candidate.overrides])
+    config = config_to_evaluate(config, arguments.set)
+    require_inputs(config, trains=False)
+
+    from megarl.launch.evaluate import start_evaluation
+
+    return start_evaluation(config, candidate, arguments.out, _as_written(arguments))
+
+
+def _as_written(arguments: argparse.Namespace) -> list[str]:
+    """The words of ``megarl eval`` for its ranks."""
+    named = {"--model": arguments.model, "--step": arguments.step, "--out": arguments.out}
+    options = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    chosen = [word for name in arguments.set for word in ("--set", name)]
+    return ["eval", str(arguments.config), *arguments.overrides, *options, *chosen]
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from megarl.report.write import write_report
 
     path = write_report(arguments.run, arguments.out, arguments.compare)
     sys.stdout.write(f"{path}\n")
+    return EXIT_OK
+
+
+def _samples(arguments: argparse.Namespace) -> int:
+    from megarl.report.sample_files import SHOWS, choose, read_step
+    from megarl.report.sample_table import render
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a letter shows its number
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sampled = read_step(arguments.run, arguments.step)
+    rows = [row for row in sampled.rows if row.contains(arguments.contains)]
+    if not arguments.jsonl or arguments.show is not None or arguments.num is not None:
+        rows = choose(rows, [arguments.show] if arguments.show else SHOWS, arguments.num or _NUM_SAMPLES)
+    if arguments.jsonl:
+        sys.stdout.writelines(row.to_json() + "\n" for row in rows)
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        sys.stdout.writelines(line + "\n" for line in render(sampled, rows, width, full=arguments.full))
+    if sampled.rows and not rows:
+        sys.stderr.write("no sample of this step contains that text\n")
+    if sampled.num_bad_lines:
+        sys.stderr.write(f"{sampled.num_bad_lines} lines could not be read and were left out\n")
     return EXIT_OK
 
 
@@ -135,6 +191,13 @@ def _load(arguments: argparse.Namespace) -> RunConfig:
     return config
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports mistakes as `ConfigError` (exit code 64) instead of exiting with 2."""
 
@@ -151,20 +214,49 @@ def _parser() -> argparse.ArgumentParser:
         commands, "train", _train, "train, as the configuration says; a run that was begun goes on"
     )
     train.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    evaluate = _add_with_config(commands, "eval", _eval, "evaluate a model on the configuration's evaluation sets")
+    evaluate.add_argument(
+        "--model",
+        metavar="DIR",
+        type=Path,
+        help="a Hugging Face directory or a run; the configuration's model if not given",
+    )
+    evaluate.add_argument(
+        "--step", type=_step, help="which checkpoint of a run: a number or best; the newest if not given"
+    )
+    evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this set; may be repeated")
+    evaluate.add_argument("--out", metavar="FILE", type=Path, help="the results as JSON; beside the run if not given")
     report = _add(commands, "report", _report, "write what a run did as one HTML page")
     report.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     report.add_argument(
         "--compare", metavar="OTHER", type=Path, help="another run directory, drawn into the same charts"
     )
     report.add_argument("--out", metavar="FILE", type=Path, help="the page; report.html in RUN if not given")
+    samples = _add(commands, "samples", _samples, "show what the policy said in a step, and what it earned")
+    samples.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
+    samples.add_argument("--step", type=int, help="which step; the newest one that was kept if not given")
+    samples.add_argument("--show", choices=("worst", "best", "random"), help="only these; some of each if not given")
+    samples.add_argument("--num", metavar="K", type=_positive, help=f"how many of each; {_NUM_SAMPLES} if not given")
+    samples.add_argument("--contains", metavar="TEXT", default="", help="only where prompt or response has this text")
+    samples.add_argument("--full", action="store_true", help="long texts to their end")
+    samples.add_argument("--jsonl", action="store_true", help="everything about all samples, one per line of JSON")
     export = _add(commands, "export", _export, "write the model of a checkpoint as a Hugging Face directory")
     export.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
-    export.add_argument("--step", type=int, help="which checkpoint; the newest one if not given")
+    export.add_argument("--step", type=_step, help="which checkpoint: a number or best; the newest one if not given")
     export.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory to make")
     track = _add(commands, "track", _track, "give a finished or crashed run to its trackers, up to its last step")
     track.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     track.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="for example track_with=swanlab")
     return parser
+
+
+def _step(text: str) -> int | str:
+    if text == "best":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor best") from None
 
 
 def _add(commands: argparse._SubParsersAction[_Parser], name: str, command: Command, text: str) -> _Parser:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from megarl.config.catalogue import ANY_ALGORITHM, Setting, settings
 from megarl.config.problems import CODES
 
 TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
-MAX_KEYS = 200
+MAX_KEYS = 250
+
+# sections with the keys of another one -> that one, and what it means to leave them out
+REPEATED = {
+    ("critic", "parallel"): ("actor.parallel", "How one copy of the model is cut; null: like the actor."),
+    ("reference", "parallel"): ("actor.parallel", "How one copy of the model is cut; null: like the actor."),
+    ("reward_model", "parallel"): ("actor.parallel", "How one copy of the model is cut; null: like the actor."),
+    ("eval", "bench_sets", "NAME"): (
+        "eval.sets.NAME",
+        "A set that is evaluated once, after the last step, and reported under bench/.",
+    ),
+}
 
 INTRO = """\
 # Configuration
@@ -50,7 +62,7 @@ def reference() -> str:
     codes = [(f"`{code}`", meaning) for code, meaning in CODES.items()]
     return (
         INTRO
-        + f"## Settings\n\n{len(merged)} keys. `NAME` is a name of your choice.\n\n"
+        + f"## Settings\n\n{len(merged)} keys. `NAME` is a name of your choice, `N` a place in a list (from 0).\n\n"
         + _table(("Key", "Value", "Default", "What it is"), rows)
         + "\n## Error codes\n\nThe wording of a message may change; its code does not.\n\n"
         + _table(("Code", "Meaning"), codes)
@@ -58,10 +70,17 @@ def reference() -> str:
 
 
 def merged_settings() -> list[tuple[Setting, tuple[str, ...]]]:
-    """Every key once, with the algorithms that have it."""
+    """Every key once, with the algorithms that have it. What has the keys of another section is one key."""
     first: dict[tuple[str, ...], Setting] = {}
     owners: dict[tuple[str, ...], tuple[str, ...]] = {}
     for one in settings():
+        section = next((path for path in REPEATED if one.path[: len(path)] == path), None)
+        if section is not None:
+            like, text = REPEATED[section]
+            first.setdefault(section, replace(one, path=section, rule=f"the keys of {like}", description=text))
+            first[section] = replace(first[section], default="null" if section[-1] == "parallel" else "{}")
+            owners[section] = ANY_ALGORITHM
+            continue
         owners[one.path] = owners.get(one.path, ()) + one.algorithms
         if one.path not in first or one.algorithms == ("custom",):  # custom has the full rule of algorithm.name
             first[one.path] = one

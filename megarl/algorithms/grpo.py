@@ -14,18 +14,19 @@ groups were compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from megarl.algorithms.correction import report_correction
 from megarl.algorithms.losses import PolicyLoss, report_tokens
 from megarl.algorithms.mismatch import report_mismatch
+from megarl.algorithms.reward_scale import RewardScale, shaped_rewards
 from megarl.algorithms.rewards import (
     report_groups,
     report_rewards,
-    shape_rewards,
-    shaped_rewards,
     token_penalty,
     weigh_samples,
 )
@@ -43,6 +44,7 @@ class Grpo:
         self._settings = settings
         self._penalty = token_penalty(settings.kl)
         self._loss = PolicyLoss.of(settings)
+        self._scale = RewardScale(settings)
 
     @property
     def num_epochs(self) -> int:
@@ -51,7 +53,7 @@ class Grpo:
 
     def credit_groups(self, groups: Sequence[Group], meter: Statistics) -> None:
         """A sample is as good as it is better than its siblings. A group without differences teaches nothing."""
-        shape_rewards(groups, self._settings, meter)
+        self._scale.shape(groups, meter)
         weigh_samples(groups, self._settings, meter)
         for group in groups:
             rewards = shaped_rewards(group)
@@ -62,6 +64,14 @@ class Grpo:
             for sample, advantage in zip(group.samples, centred, strict=True):
                 sample.advantage = float(advantage)
         report_groups(groups, meter)
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        """See `Remembers`: the rewards seen so far, where these are normalised by all of them."""
+        return self._scale.state()
+
+    def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
+        """See `Remembers`."""
+        self._scale.restore(state)
 
     def credit_tokens(self, batch: TrainBatch, world: World, meter: Statistics) -> TrainBatch:
         """Every token of a sample gets the sample's advantage, less its own KL penalty if the reward carries it."""

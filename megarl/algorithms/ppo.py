@@ -10,14 +10,17 @@ its old values:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from megarl.algorithms.correction import report_correction
 from megarl.algorithms.losses import PolicyLoss, report_column, report_tokens
 from megarl.algorithms.mismatch import report_mismatch
-from megarl.algorithms.rewards import report_groups, report_rewards, shape_rewards, token_penalty, weigh_samples
+from megarl.algorithms.reward_scale import RewardScale
+from megarl.algorithms.rewards import report_groups, report_rewards, token_penalty, weigh_samples
 from megarl.config.algorithms import PpoSettings
 from megarl.core.batch import MicroBatch, TrainBatch
 from megarl.core.protocols import Statistics
@@ -34,6 +37,7 @@ class Ppo:
         self._settings = settings
         self._penalty = token_penalty(settings.kl)
         self._loss = PolicyLoss.of(settings)
+        self._scale = RewardScale(settings)
 
     @property
     def num_epochs(self) -> int:
@@ -42,9 +46,17 @@ class Ppo:
 
     def credit_groups(self, groups: Sequence[Group], meter: Statistics) -> None:
         """PPO compares with the critic's opinion, not within groups."""
-        shape_rewards(groups, self._settings, meter)
+        self._scale.shape(groups, meter)
         weigh_samples(groups, self._settings, meter)
         report_groups(groups, meter)
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        """See `Remembers`: the rewards seen so far, where these are normalised by all of them."""
+        return self._scale.state()
+
+    def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
+        """See `Remembers`."""
+        self._scale.restore(state)
 
     def credit_tokens(self, batch: TrainBatch, world: World, meter: Statistics) -> TrainBatch:
         """Token rewards, then advantages and returns by GAE, then whitening over the whole step."""

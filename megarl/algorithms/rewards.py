@@ -1,4 +1,4 @@
-"""What algorithms do with rewards: insist on them, shape them, weigh samples by them, and report them."""
+"""What algorithms do with rewards: insist on them, weigh samples by them, charge tokens for a KL, and report them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,6 @@ def require_rewards(group: Group) -> list[float]:
     rewards = [sample.reward for sample in group.samples if sample.reward is not None]
     assert len(rewards) == len(group.samples), f"group {group.prompt.id} has samples without a reward"
     return rewards
-
-
-def shape_rewards(groups: Sequence[Group], settings: PolicyLossSettings, meter: Statistics) -> None:
-    """Set every sample's ``shaped_reward``: normalised, then clipped, as the settings say. Scores stay as they are."""
-    rewards = [np.array(require_rewards(group), dtype=np.float64) for group in groups]
-    if settings.normalize_rewards == "group":
-        rewards = [_normalized(own, own) for own in rewards]
-    elif settings.normalize_rewards == "batch" and rewards:
-        everybody = np.concatenate(rewards)
-        rewards = [_normalized(own, everybody) for own in rewards]
-    limit = settings.reward_clip
-    for group, own in zip(groups, rewards, strict=True):
-        num_clipped = 0 if limit is None else int((np.abs(own) > limit).sum())
-        meter.mean("critic/reward_clip_frac", num_clipped, len(own))
-        for sample, reward in zip(group.samples, own if limit is None else own.clip(-limit, limit), strict=True):
-            sample.shaped_reward = float(reward)
-
-
-def shaped_rewards(group: Group) -> NDArray[np.float64]:
-    """What a group's samples are credited with."""
-    assert all(sample.shaped_reward is not None for sample in group.samples), "shape_rewards comes first"
-    return np.array([sample.shaped_reward for sample in group.samples], dtype=np.float64)
 
 
 def weigh_samples(groups: Sequence[Group], settings: PolicyLossSettings, meter: Statistics) -> None:
@@ -102,12 +80,6 @@ def report_rewards(micro: MicroBatch, penalty: torch.Tensor, meter: Statistics) 
         meter.mean("critic/rewards/mean", shaped.double().sum(), shaped.numel())
         meter.max("critic/rewards/max", shaped.max())
         meter.min("critic/rewards/min", shaped.min())
-
-
-def _normalized(rewards: NDArray[np.float64], population: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Relative to the population's mean, in units of its sample deviation; equal rewards become 0."""
-    deviation = population.std(ddof=1) if len(population) > 1 else 0.0
-    return np.asarray((rewards - population.mean()) / (deviation + 1e-6), dtype=np.float64)
 
 
 def _is_whole(sample: Sample) -> bool:

@@ -221,6 +221,24 @@ def open_checkpoint(directory: Path, step: int | None) -> Checkpoint:
         raise unreadable(directory, error) from error
 
 
+def newest_good_step(directory: Path) -> tuple[int | None, list[str]]:
+    """The newest step of which every byte is as it was written, and what is wrong with newer ones. Nothing in
+    ``directory`` is changed: a run may be alive in it.
+    """
+    wrong: list[str] = []
+    for step in reversed(places.complete_steps(directory)):
+        path = places.step_directory(directory, step)
+        try:
+            for record in read_manifest(path, step).files:
+                verify_file(path, record)
+            return step, wrong
+        except Damage as damage:
+            wrong.append(str(damaged(step, str(damage))))
+        except OSError as error:
+            raise unreadable(directory, error) from error
+    return None, wrong
+
+
 def damaged(step: int, what: str) -> StorageError:
     """A checkpoint that cannot be used, where nothing older is acceptable instead."""
     return StorageError(

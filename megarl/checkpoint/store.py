@@ -23,13 +23,13 @@ from megarl.checkpoint.commit import Save, commit, stage, write_file
 from megarl.checkpoint.directory import newest_step
 from megarl.checkpoint.manifest import Damage, FileRecord, Manifest, manifest_of, read_manifest, verify_file
 from megarl.checkpoint.rank_file import take_snapshot
-from megarl.checkpoint.reading import Checkpoint, open_checkpoint, unreadable
+from megarl.checkpoint.reading import Checkpoint, newest_good_step, open_checkpoint, unreadable
 from megarl.core.errors import DataError, MegarlError, StorageError
 from megarl.core.faults import reach
 from megarl.core.slices import Slice
 from megarl.core.world import Axis, World
 
-__all__ = ["Checkpoint", "CheckpointStore", "newest_step", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointStore", "newest_good_step", "newest_step", "open_checkpoint"]
 
 # A rank may wait that long for the slowest disk; a dead peer is noticed by its closed socket, not by this.
 _TIMEOUT = timedelta(hours=24)

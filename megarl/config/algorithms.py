@@ -100,10 +100,11 @@ class PolicyLossSettings(Section):
     kl: KlSettings = section(KlSettings, "How far the policy may drift from the reference model.")
     sft: SftTermSettings = section(SftTermSettings, "A supervised term of the loss, over the samples themselves.")
     correction: CorrectionSettings = section(CorrectionSettings, "Importance sampling against the engine.")
-    normalize_rewards: Literal["none", "group", "batch"] = setting(
+    normalize_rewards: Literal["none", "group", "batch", "running"] = setting(
         "none",
-        "Shift and scale rewards to mean 0 and deviation 1 over their group, or over the step.",
-        elsewhere="reward_normalization reward_norm norm_mean_type",
+        "Shift and scale rewards to mean 0 and deviation 1 over their group, over the step (batch), or over all that "
+        "the run has trained on so far (running).",
+        elsewhere="reward_normalization reward_norm norm_mean_type running_mean use_reward_scaling",
     )
     reward_clip: float | None = setting(
         None, "Rewards, normalised, are cut off at plus and minus this; null: off.", gt=0, le=1e6

@@ -18,6 +18,7 @@ from megarl.config.problems import KeyPath, show
 from megarl.config.schema import RunConfig
 
 NAME = "NAME"  # stands for a key that the user chooses
+NUMBER = "N"  # stands for a place in a list, counted from 0
 ANY_ALGORITHM = (*ALGORITHMS, "custom")
 _ALGORITHM_OF: dict[type, str] = {
     GrpoSettings: "grpo",
@@ -50,9 +51,21 @@ def settings() -> tuple[Setting, ...]:
 
 
 def general(path: KeyPath) -> KeyPath:
-    """The path with the user's own names replaced: ``eval.sets.held_out.data`` -> ``eval.sets.NAME.data``."""
+    """The path with the user's own names and places in lists replaced: ``eval.sets.held_out.data`` ->
+    ``eval.sets.NAME.data``, ``data.train.1.weight`` -> ``data.train.N.weight``.
+    """
+    path = tuple(NUMBER if part.isdecimal() else part for part in path)
     is_set = path[:2] in (("eval", "sets"), ("eval", "bench_sets"))
-    return (*path[:2], NAME, *path[3:]) if is_set and len(path) > 2 else path
+    if is_set and len(path) > 2:
+        # the rewards of a set are like those of training
+        path = path[3:] if path[3:4] == ("reward",) and len(path) > 4 else (*path[:2], NAME, *path[3:])
+    # one of several rewards has the settings of the only one
+    return tuple(key for i, key in enumerate(path) if not (i and path[i - 1] == "reward" and key == NUMBER))
+
+
+def settings_of(section: type[BaseModel]) -> dict[str, Setting]:
+    """The settings of a section that stands outside the schema, by their keys."""
+    return {found.path[0]: found for found in _walk(section, (), ANY_ALGORITHM)}
 
 
 def find(path: KeyPath, algorithm: str | None) -> Setting | None:
@@ -83,7 +96,9 @@ def suggest_key(path: KeyPath, algorithm: str | None) -> KeyPath | None:
     close = closest(word, siblings)
     if close:
         return (*section, close)
-    known = [s for s in settings() if NAME not in s.path and (algorithm is None or algorithm in s.algorithms)]
+    known = [
+        s for s in settings() if not {NAME, NUMBER} & set(s.path) and (algorithm is None or algorithm in s.algorithms)
+    ]
     # A word that is spelt right, or that other programs use, counts more than a close one.
     for exact in (True, False):
         matches = [s.path for s in known if _is_meant(word, (s.path[-1], *s.elsewhere), exact)]
@@ -110,13 +125,19 @@ def _shared(one: KeyPath, other: KeyPath) -> int:
 def _walk(model: type[BaseModel], prefix: KeyPath, algorithms: tuple[str, ...]) -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         path = (*prefix, name)
-        inner = list(_models_in(field.annotation))
-        if not inner:
+        origin, says = get_origin(field.annotation), _says_what_is_allowed(field)
+        inner = [] if says and origin is not list else list(_models_in(field.annotation))
+        if not inner or says:
             yield _setting(path, field, algorithms)
-        in_mapping = get_origin(field.annotation) is dict
+        in_container = (NAME,) if origin is dict else (NUMBER,) if origin is list and says else ()
         for kind in inner:
             only = (_ALGORITHM_OF[kind],) if kind in _ALGORITHM_OF else algorithms
-            yield from _walk(kind, (*path, NAME) if in_mapping else path, only)
+            yield from _walk(kind, (*path, *in_container), only)
+
+
+def _says_what_is_allowed(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("rule")) and get_origin(field.annotation) is not dict
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

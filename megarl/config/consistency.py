@@ -8,8 +8,10 @@ from megarl.config import catalogue
 from megarl.config.alert_checks import check_alerts
 from megarl.config.algorithms import GrpoSettings, PpoSettings, SftSettings
 from megarl.config.chat import RESERVED_OPTIONS
-from megarl.config.names import REWARDS
+from megarl.config.converse_checks import check_converse_settings
+from megarl.config.filter_checks import check_filters
 from megarl.config.problems import KeyPath, Problem, dotted, show
+from megarl.config.reward_checks import check_rewards
 from megarl.config.roles import TrainedSettings
 from megarl.config.schema import OptimizerSettings, RunConfig
 from megarl.config.serving_checks import check_serving
@@ -23,10 +25,13 @@ def check_consistency(config: RunConfig) -> list[Problem]:
         *_model(config),
         *_chat(config),
         *_rollout(config),
+        *check_filters(config),
         *check_serving(config),
+        *check_converse_settings(config),
         *_schedules(config),
         *_optimizers(config),
-        *_reward(config),
+        *check_rewards(config),
+        *_reward_model(config),
         *_eval(config),
         *_checkpoint(config),
         *check_alerts(config),
@@ -138,23 +143,14 @@ def _schedules(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _reward(config: RunConfig) -> Iterator[Problem]:
-    known = REWARDS.get(config.reward.name)
-    if known is None:  # the user's own function: its options are checked when it is imported
-        return
-    for option, value in config.reward.options.items():
-        path = ("reward", "options", option)
-        if option not in known:
-            close = catalogue.closest(option, known)
-            meant = f" Did you mean reward.options.{close}?" if close else ""
-            yield Problem(
-                "MRL-1001",
-                f"{dotted(path)} is not an option of {config.reward.name}.{meant}",
-                (path, ("reward", "name")),
-                (f"Options of {config.reward.name}: {', '.join(known) or 'none'}.",),
-            )
-        elif value is not None and (not isinstance(value, str) or not value):
-            yield Problem("MRL-1003", f"{dotted(path)}={show(value)} is not allowed. It must be text or null.", (path,))
+def _reward_model(config: RunConfig) -> Iterator[Problem]:
+    if config.uses_reward_model and config.reward_model.path is None:
+        yield Problem(
+            "MRL-1002",
+            "reward_model.path is required where a reward is `model`.",
+            (("reward_model", "path"), ("reward",), ("eval", "sets")),
+            ("Write reward_model: {path: DIRECTORY}, a local Hugging Face sequence-classification model.",),
+        )
 
 
 def _eval(config: RunConfig) -> Iterator[Problem]:
@@ -192,6 +188,7 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
         )
         return
     known = [metric for one, settings in config.eval.sets.items() for metric in _metrics(one, settings.num_samples)]
+    known += [f"val/score/{statistic}" for statistic in ("mean", "max", "min")]
     if name not in known:
         close = catalogue.closest(name, known)
         meant = f" Did you mean {close}?" if close else ""
@@ -211,10 +208,10 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
 
 
 def _metrics(eval_set: str, num_samples: int) -> list[str]:
-    """What an evaluation reports, by canonical name: the mean, and for several samples their spread and extremes."""
+    """What an evaluation reports: the mean (by veRL's name, too), and for several samples their spread and extremes."""
     names = [f"mean@{num_samples}"]
     if num_samples > 1:
         names.append(f"std@{num_samples}")
         sizes = sorted({2**power for power in range(1, num_samples.bit_length())} | {num_samples})
         names += [f"{extreme}@{size}" for size in sizes for extreme in ("best", "worst")]
-    return [f"eval/{eval_set}/score/{name}" for name in names]
+    return [*(f"eval/{eval_set}/score/{name}" for name in names), f"val/test_score/{eval_set}"]

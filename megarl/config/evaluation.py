@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, StringConstraints
+from pydantic import StringConstraints
 
 from megarl.config.data import DATA_RULE
-from megarl.config.names import DatasetName, name_as_mapping
-from megarl.config.rewards import RewardSettings
+from megarl.config.names import DatasetName
+from megarl.config.rewards import Rewards
 from megarl.config.section import REQUIRED, Section, setting
 
 _MANY = 1_000_000_000
@@ -22,9 +22,31 @@ class EvalSetSettings(Section):
     data: DatasetName = setting(REQUIRED, "The prompts.", rule=DATA_RULE)
     num_samples: int = setting(1, "Samples per prompt (the k of best-of-k).", ge=1, le=100_000, elsewhere="n k")
     temperature: float = setting(0.0, "Sampling temperature; 0: the likeliest token.", ge=0, le=100)
+    top_p: float | None = setting(
+        None,
+        "Sample from the smallest set of tokens with this probability; 1: off; null: like rollout.top_p.",
+        gt=0,
+        le=1,
+    )
+    top_k: int | None = setting(
+        None,
+        "Sample from this many of the likeliest tokens; 0: off; null: like rollout.top_k.",
+        ge=0,
+        le=_MANY,
+    )
+    max_new_tokens: int | None = setting(
+        None,
+        "Longest response; longer ones are cut; null: like rollout.max_new_tokens.",
+        ge=1,
+        le=_MANY,
+        elsewhere="max_tokens response_length max_response_length",
+    )
     max_prompts: int = setting(256, "Only the first prompts of the set, at most so many.", ge=1, le=_MANY)
-    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] | None = setting(
-        None, "How answers are scored; null: like training samples."
+    reward: Rewards | None = setting(
+        None,
+        "How answers are scored; null: like training samples.",
+        min_length=1,
+        rule="a name, a mapping or a list, as in `reward`, or null",
     )
 
 

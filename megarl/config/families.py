@@ -42,7 +42,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen3Moe": Family("qwen3_moe", qk_norm=True, kv_heads=4, experts=Experts(128, 8, 768, 0)),
 }
 POLICY_HEADS = ("ForCausalLM",)
-VALUE_HEADS = ("ForSequenceClassification", "ForTokenClassification")
+REWARD_HEADS = ("ForSequenceClassification",)
+VALUE_HEADS = (*REWARD_HEADS, "ForTokenClassification")
 
 
 def family_of(architecture: str, heads: tuple[str, ...]) -> Family | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megarl.config.families import POLICY_HEADS, VALUE_HEADS, family_of
+from megarl.config.families import POLICY_HEADS, REWARD_HEADS, VALUE_HEADS, family_of
 from megarl.config.model_shape import ModelShape, read_hf_config, shape_from_hf, value_shape_from_hf
 from megarl.config.problems import KeyPath, Problem, dotted
 from megarl.config.schema import RunConfig
@@ -18,6 +18,7 @@ _NUM_RANKS: KeyPath = ("run", "num_ranks")
 _MAX_NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 _MODEL: KeyPath = ("model",)
 _CRITIC_PATH: KeyPath = ("critic", "path")
+_REWARD_PATH: KeyPath = ("reward_model", "path")
 
 
 def model_shape(config: RunConfig) -> ModelShape:
@@ -50,6 +51,13 @@ def critic_shape(config: RunConfig) -> ModelShape:
     return value_shape_from_hf(read_hf_config(directory, dotted(_CRITIC_PATH)), str(directory / "config.json"))
 
 
+def reward_shape(config: RunConfig) -> ModelShape:
+    """The shape of the reward model. Reads at most ``config.json``."""
+    directory = Path(config.reward_model.path or "")
+    hf_config = read_hf_config(directory, dotted(_REWARD_PATH))
+    return value_shape_from_hf(hf_config, str(directory / "config.json"), REWARD_HEADS)
+
+
 def roles_of(config: RunConfig) -> list[Role]:
     """The models of the run; those whose layout and shape are the actor's are roles of their own too."""
     policy = _readable(config, model_shape)
@@ -63,6 +71,10 @@ def roles_of(config: RunConfig) -> list[Role]:
     if config.uses_reference:
         path = own if config.reference.parallel is None else ("reference", "parallel")
         roles.append(Role("reference", config.reference_parallel, path, policy, _MODEL))
+    if config.uses_reward_model:
+        path = own if config.reward_model.parallel is None else ("reward_model", "parallel")
+        shape = _readable(config, reward_shape)
+        roles.append(Role("reward_model", config.reward_model_parallel, path, shape, _REWARD_PATH))
     return roles
 
 
@@ -74,11 +86,20 @@ def _readable(config: RunConfig, read: Callable[[RunConfig], ModelShape]) -> Mod
 
 
 def max_sequence_length(config: RunConfig) -> int:
-    """Tokens that a prompt and its response may have together."""
+    """Tokens that a prompt and its response may have together, in training or in an evaluation."""
     positions = model_shape(config).max_positions
     if config.rollout is None:
         return positions
-    return min(positions, config.rollout.max_prompt_tokens + config.rollout.max_new_tokens)
+    own = [one.max_new_tokens for _, _, one in config.eval_sets if one.max_new_tokens is not None]
+    return min(positions, config.rollout.max_prompt_tokens + max([config.rollout.max_new_tokens, *own]))
+
+
+def max_prompt_tokens(config: RunConfig, max_new_tokens: int | None = None) -> int:
+    """The longest prompt that leaves room for a response of so many tokens; None: of as many as in training."""
+    positions = model_shape(config).max_positions
+    if config.rollout is None:
+        return positions
+    return min(config.rollout.max_prompt_tokens, positions - (max_new_tokens or config.rollout.max_new_tokens))
 
 
 def microbatch_tokens(config: RunConfig, role: str) -> int:
@@ -87,6 +108,7 @@ def microbatch_tokens(config: RunConfig, role: str) -> int:
         "actor": (config.actor.max_tokens_per_microbatch, config.actor.parallel),
         "critic": (config.critic_max_tokens, config.critic_parallel),
         "reference": (config.reference_max_tokens, config.reference_parallel),
+        "reward_model": (config.reward_model_max_tokens, config.reward_model_parallel),
     }
     tokens_per_rank, parallel = settings[role]
     return tokens_per_rank * parallel.cp_size
@@ -108,7 +130,7 @@ def check_layout(config: RunConfig) -> list[Problem]:
 def _batches(config: RunConfig, roles: list[Role]) -> Iterator[Problem]:
     if any(config.run.num_ranks % role.parallel.model_parallel_size for role in roles):
         return  # the number of replicas is unknown, and already complained about
-    trained = [role for role in roles if role.name != "reference"]
+    trained = [role for role in roles if role.name in ("actor", "critic")]
     dp_size, most = max(((config.dp_size_of(role.parallel), role) for role in trained), key=lambda pair: pair[0])
     needed = config.num_minibatches * dp_size
     parallel = (_NUM_RANKS, *(most.key(size) for size in ("tp_size", "pp_size", "cp_size")))
@@ -169,12 +191,14 @@ def _lengths(config: RunConfig, roles: list[Role]) -> Iterator[Problem]:
                 (_MAX_NEW_TOKENS, model),
                 (f"Use at most {shape.max_positions - 1}, minus the longest prompt.",),
             )
+    yield from _eval_lengths(config, roles)
     if config.algorithm.name == "sft":
         return  # what is generated is only evaluated
     written = {
         "actor": config.actor.max_tokens_per_microbatch,
         "critic": config.critic.max_tokens_per_microbatch,
         "reference": config.reference.max_tokens_per_microbatch,
+        "reward_model": config.reward_model.max_tokens_per_microbatch,
     }
     for role in roles:
         cp_size = role.parallel.cp_size
@@ -182,6 +206,20 @@ def _lengths(config: RunConfig, roles: list[Role]) -> Iterator[Problem]:
         is_the_actors = owner != role.name and cp_size == config.actor.parallel.cp_size
         if longest >= microbatch_tokens(config, role.name) and not is_the_actors:
             yield _too_long(longest, role, (owner, "max_tokens_per_microbatch"), microbatch_tokens(config, role.name))
+
+
+def _eval_lengths(config: RunConfig, roles: list[Role]) -> Iterator[Problem]:
+    policy = roles[0].shape
+    for kind, name, one in config.eval_sets:
+        if policy is not None and one.max_new_tokens is not None and one.max_new_tokens >= policy.max_positions:
+            key: KeyPath = ("eval", "sets" if kind == "eval" else "bench_sets", name, "max_new_tokens")
+            yield Problem(
+                "MRL-1106",
+                f"{dotted(key)}={one.max_new_tokens} leaves no room for a prompt: "
+                f"the model has max_position_embeddings={policy.max_positions}.",
+                (key, _MODEL),
+                (f"Use at most {policy.max_positions - 1}, minus the longest prompt.",),
+            )
 
 
 def _too_long(longest: int, role: Role, key: KeyPath, limit: int) -> Problem:
@@ -209,5 +247,5 @@ def _vocabularies(roles: list[Role]) -> Iterator[Problem]:
                 f"{dotted(role.model)}: its vocab_size={role.shape.vocab_size} is smaller than the policy's "
                 f"{policy.vocab_size}, so it cannot read every token that the policy writes.",
                 (role.model, _MODEL),
-                (f"Choose a value model with the policy's tokenizer and vocab_size {policy.vocab_size} or more.",),
+                (f"Choose a model with the policy's tokenizer and vocab_size {policy.vocab_size} or more.",),
             )

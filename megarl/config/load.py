@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megarl.config.consistency import check_consistency
 from megarl.config.document import MAX_BYTES, decode, parse_document
-from megarl.config.layout import check_layout, critic_shape, model_shape
+from megarl.config.layout import check_layout, critic_shape, model_shape, reward_shape
 from megarl.config.megatron_fields import check_megatron
 from megarl.config.model_shape import ModelShape
 from megarl.config.problems import COMMAND_LINE, KeyPath, Problem, Source, dotted, raise_problems, show
@@ -62,6 +62,8 @@ def _check_whole(config: RunConfig) -> tuple[list[Problem], MissingInputError | 
         shapes.append((model_shape, (("model", "config"), ("model", "path"))))
     if config.uses_critic and config.critic.path is not None:
         shapes.append((critic_shape, (("critic", "path"),)))
+    if config.uses_reward_model and config.reward_model.path is not None:
+        shapes.append((reward_shape, (("reward_model", "path"),)))
     for read, keys in shapes:
         try:
             read(config)

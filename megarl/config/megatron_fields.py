@@ -112,6 +112,7 @@ def check_megatron(config: RunConfig) -> Iterator[Problem]:
         ("actor", config.actor.megatron, everything),
         ("critic", config.critic.megatron, everything),
         ("reference", config.reference.megatron, (_TRANSFORMER,)),  # it is not trained
+        ("reward_model", config.reward_model.megatron, (_TRANSFORMER,)),  # nor is this one
     )
     for section, options, owners in sections:
         if options:

@@ -119,16 +119,16 @@ def shape_from_hf(config: Mapping[str, Any], where: str) -> ModelShape:
     return _read(config, POLICY_HEADS, where)
 
 
-def value_shape_from_hf(config: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape of a value model: a classification model with a single output."""
-    shape = _read(config, VALUE_HEADS, where)
+def value_shape_from_hf(config: Mapping[str, Any], where: str, heads: tuple[str, ...] = VALUE_HEADS) -> ModelShape:
+    """The shape of a value or reward model: a classification model with a single output, and one of these heads."""
+    shape = _read(config, heads, where)
     labels = config.get("id2label")
     num_labels = len(labels) if isinstance(labels, Mapping) and labels else config.get("num_labels", _DEFAULT_LABELS)
     if num_labels != 1:
         raise ConfigError(
             "MRL-1207",
             f"{where}: {shape.architecture} has {str(num_labels)[:80]} outputs (id2label, num_labels); "
-            "a value model has 1.",
+            "a value or reward model has 1.",
         )
     return shape
 

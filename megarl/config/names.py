@@ -9,10 +9,20 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from megarl.config.reward_options import REWARD_OPTIONS
+
 DATASETS = ("builtin:carry", "builtin:carry_held_out", "builtin:sort", "builtin:sort_held_out")
 TOKENIZERS = ("builtin:characters",)
 # reward -> the options that it takes
-REWARDS: dict[str, tuple[str, ...]] = {"exact_match": ("after",), "coin_flip": ()}
+REWARDS: dict[str, tuple[str, ...]] = {name: tuple(kind.model_fields) for name, kind in REWARD_OPTIONS.items()}
+# the reward that the model of the section reward_model gives
+REWARD_MODEL = "model"
+# filter of groups -> the options that it takes, and what each may be
+FILTERS: dict[str, dict[str, str]] = {
+    "zero_variance": {},
+    "length": {"max_tokens": "a whole number >= 1", "drop": "samples or group"},
+    "reward_range": {"low": "a number", "high": "a number"},
+}
 ALGORITHMS = ("grpo", "ppo", "sft")
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
@@ -41,11 +51,13 @@ def _builtin_or_import(choices: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def name_as_mapping(value: Any) -> Any:
-    """``exact_match`` is short for ``{name: exact_match}``."""
+    """``NAME`` is short for ``{name: NAME}``."""
     return {"name": value} if isinstance(value, str) else value
 
 
 DatasetName = Annotated[str, AfterValidator(_builtin_or_path(DATASETS))]
 TokenizerName = Annotated[str, AfterValidator(_builtin_or_path(TOKENIZERS))]
 RewardName = Annotated[str, AfterValidator(_builtin_or_import(tuple(REWARDS)))]
+FilterName = Annotated[str, AfterValidator(_builtin_or_import(tuple(FILTERS)))]
 AlgorithmPath = Annotated[str, AfterValidator(_builtin_or_import(()))]
+ConversePath = Annotated[str, AfterValidator(_builtin_or_import(()))]

@@ -12,6 +12,7 @@ STATE = ("weights", "optimizer")
 TRAINING = ("weights", "grads", "optimizer")
 SERVING = ("weights", "kv_cache")
 STAYS = "stays"
+SCORING = "reward/compute_rewards"
 ABSENT = "-"
 
 
@@ -36,6 +37,7 @@ def phases(config: RunConfig) -> list[Phase]:
     update: dict[str, tuple[str, ...]] = {"actor": WEIGHTS, **({"engine": WEIGHTS} if shares else {})}
     table = [
         (shares, Phase("actor_infer/generate", {"engine": SERVING})),
+        (config.uses_reward_model, Phase(SCORING, {"reward_model": WEIGHTS})),
         (config.uses_reference, Phase("reference/compute_log_probs", {"reference": WEIGHTS})),
         (trains and not supervised, Phase("actor_train/compute_log_probs", {"actor": WEIGHTS})),
         (config.uses_critic, Phase("critic/compute_values", {"critic": WEIGHTS})),
@@ -51,7 +53,7 @@ def measured_phases(config: RunConfig) -> list[str]:
     """The names of all phases that a run measures: those of the table, and those that move nothing."""
     others = [
         (config.generates and not config.engine_shares_devices, "actor_infer/generate"),
-        (config.generates, "reward/compute_rewards"),
+        (config.generates and not config.uses_reward_model, SCORING),
         (config.warmup is not None or _is_supervised(config), "data/read_demonstrations"),
     ]
     return [phase.name for phase in phases(config)] + [name for exists, name in others if exists]
@@ -74,6 +76,7 @@ def residents(config: RunConfig) -> list[str]:
         "actor": True,
         "critic": config.uses_critic,
         "reference": config.uses_reference,
+        "reward_model": config.uses_reward_model,
     }
     return [name for name, present in exists.items() if present]
 
@@ -92,5 +95,6 @@ def leaves_device(config: RunConfig, model: str) -> bool:
         "actor": config.actor.offload,
         "critic": config.critic.offload,
         "reference": config.reference.offload,
+        "reward_model": config.reward_model.offload,
     }
     return offload[model]

@@ -11,12 +11,13 @@ from megarl.config.tokenizer_files import template_of
 from megarl.core.errors import MissingInputError
 
 
-def require_inputs(config: RunConfig) -> None:
+def require_inputs(config: RunConfig, *, trains: bool = True) -> None:
     """Raise one `MissingInputError` that names everything missing. Relative paths start at the working directory.
 
-    A chat template that cannot be read, or settings for one that is not there, are a `ConfigError`.
+    ``trains``: also what only training reads. A chat template that cannot be read, or settings for one that is not
+    there, are a `ConfigError`.
     """
-    missing = [*_weights(config), *_tokenizer(config), *_data(config)]
+    missing = [*_weights(config), *_tokenizer(config), *_data(config, trains=trains)]
     if missing:
         code = missing[0].partition(" ")[0]
         raise MissingInputError(code, "\n".join(missing).removeprefix(f"{code} "))
@@ -24,7 +25,11 @@ def require_inputs(config: RunConfig) -> None:
 
 
 def _weights(config: RunConfig) -> Iterator[str]:
-    directories = {"model.path": config.model.path, "critic.path": config.critic.path if config.uses_critic else None}
+    directories = {
+        "model.path": config.model.path,
+        "critic.path": config.critic.path if config.uses_critic else None,
+        "reward_model.path": config.reward_model.path if config.uses_reward_model else None,
+    }
     names = ("model.safetensors", "model.safetensors.index.json")
     for key, directory in directories.items():
         if directory is not None and not any(_is_file(Path(directory) / name) for name in names):
@@ -38,8 +43,10 @@ def _tokenizer(config: RunConfig) -> Iterator[str]:
         yield f"MRL-4101 {key}={show(directory)}: there is no tokenizer.json in it."
 
 
-def _data(config: RunConfig) -> Iterator[str]:
-    sources: dict[KeyPath, str] = {("data", "train"): config.data.train}
+def _data(config: RunConfig, *, trains: bool) -> Iterator[str]:
+    train = config.data.train if trains else []
+    keys: list[KeyPath] = [("data", "train", str(number), "path") for number in range(len(train))]
+    sources = {key if len(train) > 1 else ("data", "train"): one.path for key, one in zip(keys, train, strict=True)}
     sections = {"eval": "sets", "bench": "bench_sets"}
     sources |= {("eval", sections[kind], name, "data"): one.data for kind, name, one in config.eval_sets}
     for path, source in sources.items():

@@ -56,6 +56,7 @@ CODES: dict[str, str] = {
     "MRL-1430": "The file of the chat template cannot be read.",
     "MRL-1435": "`chat.system` or `chat.options` is set, but there is no chat template.",
     "MRL-1437": "The tokenizer has several chat templates and no default.",
+    "MRL-1460": "Two rewards have the same label.",
     "MRL-4001": "The model directory has no `config.json`.",
     "MRL-4010": "The configuration file is missing or cannot be read.",
     "MRL-4011": "The file that `extends` names is missing or cannot be read.",

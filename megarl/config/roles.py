@@ -1,4 +1,4 @@
-"""Settings of the models of a run: the actor, the critic and the reference, each cut and fed in its own way."""
+"""Settings of the models of a run: actor, critic, reference and reward model, each cut and fed in its own way."""
 
 from __future__ import annotations
 
@@ -79,6 +79,22 @@ class ReferenceSettings(RoleSettings):
         None, "Tokens of one forward pass per rank; null: the actor's.", ge=1, le=_MANY, elsewhere=_TOKENS
     )
     logprob_chunk_tokens: int = setting(1024, _CHUNK_TOKENS, ge=0, le=_MANY, elsewhere=_CHUNK_ELSEWHERE)
+
+
+class RewardModelSettings(RoleSettings):
+    """The model that scores samples, which exists when some reward is `model`."""
+
+    path: str | None = setting(
+        None,
+        "Local Hugging Face directory of a sequence-classification model with one output and the policy's tokenizer. "
+        "A sample is worth its output at the last token.",
+        min_length=1,
+        elsewhere="reward_model_path reward_pretrain rm_path",
+    )
+    parallel: ParallelSettings | None = setting(None, "How one copy of the model is cut; null: like the actor.")
+    max_tokens_per_microbatch: int | None = setting(
+        None, "Tokens of one forward pass per rank; null: the actor's.", ge=1, le=_MANY, elsewhere=_TOKENS
+    )
 
 
 class TrainedSettings(RoleSettings):

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator
+
+from megarl.config.filters import Filter
+from megarl.config.names import ConversePath
 from megarl.config.section import REQUIRED, Section, setting
 
 _MANY = 1_000_000_000
+
+
+def _path_as_mapping(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class ConverseSettings(Section):
+    """Conversations of several turns. ``converse: PATH`` is short for ``converse: {name: PATH}``."""
+
+    name: ConversePath = setting(
+        REQUIRED,
+        "The function converse(prompt, generate) that leads a conversation.",
+        rule='the import path of a function: "package.module:function"',
+    )
+    options: dict[str, Any] = setting({}, "Keyword arguments of the function.")
+    max_turns: int = setting(
+        16,
+        "How often the policy may speak in a conversation.",
+        ge=1,
+        le=1_000_000,
+        elsewhere="max_assistant_turns max_actions_per_traj max_env_steps",
+    )
+    max_turn_tokens: int | None = setting(
+        None, "Longest turn of the policy; null: whatever is left of max_new_tokens.", ge=1, le=_MANY
+    )
+    tool_timeout_seconds: float = setting(
+        60.0,
+        "How long the function may be busy between two turns of the policy. Then the sample has failed.",
+        gt=0,
+        le=86_400,
+        elsewhere="tool_timeout env_timeout",
+    )
 
 
 class RolloutSettings(Section):
@@ -24,7 +60,7 @@ class RolloutSettings(Section):
     )
     max_new_tokens: int = setting(
         REQUIRED,
-        "Longest response; longer ones are cut.",
+        "Longest response; longer ones are cut. Of a conversation, all that follows the prompt, tool output included.",
         ge=1,
         le=_MANY,
         elsewhere="max_tokens response_length max_response_length max_completion_length max_length",
@@ -35,6 +71,11 @@ class RolloutSettings(Section):
         ge=1,
         le=_MANY,
         elsewhere="max_prompt_length prompt_length",
+    )
+    converse: Annotated[ConverseSettings, BeforeValidator(_path_as_mapping)] | None = setting(
+        None,
+        "The function that leads a conversation of several turns, with tools or an environment; null: one answer.",
+        elsewhere="multi_turn rollout_workflow custom_generate_function_path",
     )
     temperature: float = setting(1.0, "Sampling temperature.", gt=0, le=100)
     top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability; 1: off.", gt=0, le=1)
@@ -60,6 +101,23 @@ class RolloutSettings(Section):
         "What becomes of the groups that a step did not wait for: the next one starts them anew, or goes on where "
         "they stopped (partial rollout).",
         elsewhere="partial_rollout",
+    )
+    filters: list[Filter] = setting(
+        [],
+        "Groups, or samples of them, that are not trained on, in the order in which they are asked. zero_variance: "
+        "groups whose rewards are all equal. length: samples that were cut at max_new_tokens, or have more than "
+        "max_tokens (drop: group drops the group of such a sample). reward_range: groups whose mean reward is below "
+        "low or above high. Your own function takes a group and says whether to keep it.",
+        rule='a list; each a name (zero_variance, length, reward_range, "package.module:function") or {name, options}',
+        elsewhere="filter_groups dynamic_sampling_filter_path query_filter_config max_len_mask overlong_filter",
+    )
+    max_refills: int = setting(
+        0,
+        "A step that has lost groups draws new prompts in their place, at most so many times; then it trains on what "
+        "it has. 0: not at all.",
+        ge=0,
+        le=1000,
+        elsewhere="max_num_gen_batches dynamic_sampling max_additional_running_prompts",
     )
     record: bool = setting(
         False,

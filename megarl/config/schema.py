@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import Field
 
 from megarl.config.alerts import AlertSettings
 from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyLossSettings, PpoSettings, SftSettings
@@ -17,11 +17,19 @@ from megarl.config.data import DataSettings
 from megarl.config.evaluation import EvalSetSettings, EvalSettings
 from megarl.config.generation import GenerationSettings, WeightsSettings
 from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
-from megarl.config.names import TokenizerName, name_as_mapping
+from megarl.config.names import REWARD_MODEL, TokenizerName
 from megarl.config.parallel import ParallelSettings
-from megarl.config.rewards import RewardSettings
-from megarl.config.roles import ActorSettings, CriticSettings, OptimizerSettings, ReferenceSettings, WarmupSettings
+from megarl.config.rewards import Rewards, RewardSettings
+from megarl.config.roles import (
+    ActorSettings,
+    CriticSettings,
+    OptimizerSettings,
+    ReferenceSettings,
+    RewardModelSettings,
+    WarmupSettings,
+)
 from megarl.config.rollout import RolloutSettings
+from megarl.config.scoring import ScoringSettings
 from megarl.config.section import REQUIRED, Section, section, setting
 from megarl.config.tracking import TrackerKwargs, TrackWith
 
@@ -110,7 +118,8 @@ class CheckpointSettings(Section):
     )
     best_metric: str | None = setting(
         None,
-        "Also keep the checkpoint with the best value of this metric, such as eval/NAME/score/mean@1; null: none.",
+        "Also keep the checkpoint with the best value of this metric, such as eval/NAME/score/mean@1 or "
+        "val/test_score/NAME; null: none.",
         min_length=1,
         elsewhere="metric_for_best_model",
     )
@@ -130,6 +139,7 @@ class RunConfig(Section):
     actor: ActorSettings = section(ActorSettings, "The policy that is trained.")
     critic: CriticSettings = section(CriticSettings, "The value model.")
     reference: ReferenceSettings = section(ReferenceSettings, "The reference model.")
+    reward_model: RewardModelSettings = section(RewardModelSettings, "The model that scores samples.")
     algorithm: AlgorithmSettings = setting(REQUIRED, "How it learns.")
     warmup: WarmupSettings | None = setting(None, "Supervised steps before the algorithm starts; null: none.")
     rollout: RolloutSettings | None = setting(None, "What is generated in a step. Only sft can do without.")
@@ -137,9 +147,10 @@ class RunConfig(Section):
     weights: WeightsSettings = section(WeightsSettings, "How new weights reach the engines.")
     data: DataSettings = setting(REQUIRED, "The prompts to train on.")
     chat: ChatSettings = section(ChatSettings, "How questions and conversations are put to the model.")
-    reward: Annotated[RewardSettings, BeforeValidator(name_as_mapping)] = section(
-        RewardSettings, "The reward function."
+    reward: Rewards = Field(
+        default_factory=lambda: [RewardSettings()], min_length=1, description="The reward function, or several."
     )
+    scoring: ScoringSettings = section(ScoringSettings, "How rewards run.")
     eval: EvalSettings = section(EvalSettings, "When and on what the policy is evaluated.")
     checkpoint: CheckpointSettings = section(CheckpointSettings, "When the whole run is written down.")
     track_with: TrackWith = setting(
@@ -176,6 +187,11 @@ class RunConfig(Section):
         return self.reference.parallel or self.actor.parallel
 
     @property
+    def reward_model_parallel(self) -> ParallelSettings:
+        """How the reward model is cut."""
+        return self.reward_model.parallel or self.actor.parallel
+
+    @property
     def critic_max_tokens(self) -> int:
         """Tokens of one forward pass of the critic per rank."""
         return self.critic.max_tokens_per_microbatch or self.actor.max_tokens_per_microbatch
@@ -184,6 +200,11 @@ class RunConfig(Section):
     def reference_max_tokens(self) -> int:
         """Tokens of one forward pass of the reference model per rank."""
         return self.reference.max_tokens_per_microbatch or self.actor.max_tokens_per_microbatch
+
+    @property
+    def reward_model_max_tokens(self) -> int:
+        """Tokens of one forward pass of the reward model per rank."""
+        return self.reward_model.max_tokens_per_microbatch or self.actor.max_tokens_per_microbatch
 
     @property
     def generates(self) -> bool:
@@ -230,11 +251,32 @@ class RunConfig(Section):
         return is_penalised and not self.only_generates
 
     @property
+    def uses_reward_model(self) -> bool:
+        """Whether there is a model that scores samples."""
+        rewards = [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
+        return self.generates and any(reward.name == REWARD_MODEL for reward in rewards)
+
+    @property
     def eval_sets(self) -> list[tuple[Literal["eval", "bench"], str, EvalSetSettings]]:
         """All sets to evaluate: what they are reported under, their names and settings."""
         return [("eval", name, one) for name, one in self.eval.sets.items()] + [
             ("bench", name, one) for name, one in self.eval.bench_sets.items()
         ]
+
+    @property
+    def has_own_rewards(self) -> bool:
+        """Whether a reward of the run or of an evaluation set is a function of the user's."""
+        rewards = [*self.reward, *(reward for _, _, one in self.eval_sets for reward in one.reward or ())]
+        return any(reward.is_own for reward in rewards)
+
+    @property
+    def best_metric(self) -> str | None:
+        """checkpoint.best_metric by its canonical name: val/test_score/NAME is veRL's for a set's mean score."""
+        name = self.checkpoint.best_metric
+        one = self.eval.sets.get(name.removeprefix("val/test_score/")) if name is not None else None
+        if name is None or one is None or not name.startswith("val/test_score/"):
+            return name
+        return f"eval/{name.removeprefix('val/test_score/')}/score/mean@{one.num_samples}"
 
     @property
     def samples_per_step(self) -> int:

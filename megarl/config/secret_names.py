@@ -15,7 +15,7 @@ _FORMS = ("value", "text", "string", "plain", "id", "pem", "hex", "b64", "base64
 _KINDS_OF_COLUMN = (
     "prompt", "answer", "demonstration", "input", "output", "label", "target", "question", "response", "message",
     "messages", "content", "text", "image", "video", "audio", "metadata", "reward", "score", "field", "column", "row",
-    "group", "sort", "dict", "json", "primary", "problem", "solution", "data", "source",
+    "group", "sort", "dict", "json", "primary", "problem", "solution", "data", "source", "tests",
 )  # fmt: skip
 _KINDS_OF_MANY = ("api", "access", "secret", "private", "auth", "refresh", "service", "account")
 # a token is a secret, unless it is one of a language model's; several are mostly counted

@@ -10,6 +10,7 @@ from megarl.config.model_shape import ModelShape
 from megarl.config.parallel import ParallelSettings
 from megarl.config.phases import on_device, phases, residents
 from megarl.config.problems import show
+from megarl.config.rollout import RolloutSettings
 from megarl.config.schema import RunConfig
 from megarl.config.tokenizer_files import template_of
 
@@ -162,12 +163,16 @@ def _batch(config: RunConfig) -> str:
     if config.warmup is not None:
         rows.append(("warmup", f"{config.warmup.num_steps} steps x {config.warmup.batch_size} demonstrations"))
     rows.append(("algorithm", f"{algorithm.name}, {config.run.num_steps} steps"))
+    if len(config.data.train) > 1:
+        total = sum(source.weight for source in config.data.train)
+        shares = (f"{source.path} {source.weight / total:.1%}" for source in config.data.train)
+        rows.append(("prompts", ", ".join(shares)))
     if algorithm.name == "sft" or config.rollout is None:
         rows.append(("samples per step", f"{config.samples_per_step} demonstrations"))
     else:
         rollout = config.rollout
         product = f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {config.samples_per_step} samples"
-        rows.append(("samples per step", product))
+        rows += [("samples per step", product), *_filters(rollout)]
     if isinstance(algorithm, PpoSettings) and algorithm.critic_warmup_steps:
         rows.append(("critic alone", f"for the first {algorithm.critic_warmup_steps} steps"))
     rows += [
@@ -183,6 +188,15 @@ def _batch(config: RunConfig) -> str:
     return "Batch\n" + _table(rows)
 
 
+def _filters(rollout: RolloutSettings) -> list[tuple[str, str]]:
+    """What a step may lose, and how many prompts it draws at most to make up for that."""
+    rows = [("filters", ", ".join(one.label for one in rollout.filters))] if rollout.filters else []
+    if rollout.max_refills:
+        most = rollout.prompts_per_step * (1 + rollout.max_refills)
+        rows.append(("refills", f"at most {rollout.max_refills}: {most:,} prompts per step if nothing is kept"))
+    return rows
+
+
 def _generation(config: RunConfig) -> list[tuple[str, str]]:
     if config.rollout is None:
         return []
@@ -196,6 +210,9 @@ def _generation(config: RunConfig) -> list[tuple[str, str]]:
         num_bytes = 4 * slots * length * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
         text += f", KV cache {num_bytes / 2**20:,.0f} MiB"
     rows = [("generation", text)]
+    converse = config.rollout.converse
+    if converse is not None:
+        rows.append(("conversations", f"at most {converse.max_turns} turns each, led by {converse.name}"))
     if config.uses_servers:
         rows.append(("servers", _servers(config)))
     if config.num_steps_ahead:

@@ -39,12 +39,12 @@ def merge(parent: Node, child: Node) -> Node:
 
 
 def without(node: Node, path: KeyPath) -> Node:
-    """The tree minus the setting at ``path``; unchanged if there is none."""
+    """The tree minus the setting at ``path``; unchanged if there is none. A list with it is taken away as a whole."""
     key, rest = path[0], path[1:]
     if not isinstance(node.value, dict) or key not in node.value:
         return node
     children = dict(node.value)
-    if rest:
+    if rest and not isinstance(children[key].value, list):
         children[key] = without(children[key], rest)
     else:
         del children[key]
@@ -54,7 +54,10 @@ def without(node: Node, path: KeyPath) -> Node:
 def descend(node: Node, path: KeyPath) -> tuple[Node, KeyPath]:
     """Walk along ``path`` as far as it exists: the deepest node, and the part of the path that leads to it."""
     for depth, key in enumerate(path):
-        if not isinstance(node.value, dict) or key not in node.value:
+        if isinstance(node.value, list) and key.isdigit() and int(key) < len(node.value):
+            node = node.value[int(key)]
+        elif isinstance(node.value, dict) and key in node.value:
+            node = node.value[key]
+        else:
             return node, path[:depth]
-        node = node.value[key]
     return node, path

@@ -46,7 +46,7 @@ class _Finding:
         self._input = entry["input"]
         self._algorithm = algorithm
         self._root = root
-        self._path = _key_path(entry["loc"])
+        self._path = _as_written(_key_path(entry["loc"]), root)
 
     def problem(self) -> Problem:
         if self._kind == "extra_forbidden":
@@ -61,6 +61,10 @@ class _Finding:
 
     def _unknown_key(self) -> Problem:
         section = self._path[:-1]
+        listed = self._list_around(section)
+        if listed is not None:
+            hint = f"{dotted(listed.path)} is {listed.rule}."
+            return Problem("MRL-1001", f"{dotted(self._path)} is not a setting.", (listed.path,), (hint,))
         text = f"{dotted(self._path)} is not a setting"
         owners = [s.algorithms[0] for s in catalogue.settings() if s.path == self._path]
         suggestion = None if owners else catalogue.suggest_key(self._path, self._algorithm)
@@ -72,8 +76,13 @@ class _Finding:
         hint = f"Settings of {dotted(section)}: {keys}." if section else f"Sections: {keys}."
         return Problem("MRL-1001", text, (self._path,), (hint,))
 
+    def _list_around(self, path: KeyPath) -> catalogue.Setting | None:
+        """The setting that is the list in which ``path`` is an item, if it is one."""
+        _, owner = descend(self._root, path)
+        return catalogue.find(owner, self._algorithm) if owner != path else None
+
     def _missing(self) -> Problem:
-        found = catalogue.find(self._path, self._algorithm)
+        found = catalogue.find(self._path, self._algorithm) or self._list_around(self._path[:-1])
         if found is not None:
             hint = f"{found.description} Give {found.rule}."
         else:
@@ -109,6 +118,8 @@ class _Finding:
         _, path = descend(self._root, self._path)
         path = path or self._path
         # what is wrong with an item of a list is told by the rule of the list
+        while path[-1].isdecimal() and len(path) > 1:
+            path = path[:-1]
         found = catalogue.find(self._path, self._algorithm) or catalogue.find(path, self._algorithm)
         rule = found.rule if found else "a mapping"
         choices = self._context.get("choices") or (found.choices if found else ())
@@ -138,6 +149,16 @@ def _key_path(location: tuple[int | str, ...]) -> KeyPath:
     """The path in the file: pydantic puts the union's tag behind ``algorithm``."""
     path = tuple(str(part) for part in location)
     return (path[0], *path[2:]) if path[0] == "algorithm" and len(path) > 1 else path
+
+
+def _as_written(path: KeyPath, root: Node) -> KeyPath:
+    """A single reward is read as a list of one; where the user wrote no list, there is no number in the path."""
+    for i, key in enumerate(path):
+        if i and path[i - 1] == "reward" and key == "0":
+            node, reached = descend(root, path[:i])
+            if reached == path[:i] and not isinstance(node.value, list):
+                return (*path[:i], *path[i + 1 :])
+    return path
 
 
 def _meant(value: Any, choices: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ def import_callable(path: str, where: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may fail in any way; all are the user's to mend
         raise ConfigError(
-            "MRL-1302", f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error})."
+            "MRL-1302", f"{where}: cannot import {module_name!r} ({type(error).__name__}: {error}{_place(error)})."
         ) from error
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
@@ -28,3 +29,10 @@ def import_callable(path: str, where: str) -> Callable[..., Any]:
             f"{where}: module {module_name!r} has no function {name!r}. It defines: {', '.join(public) or 'none'}.",
         )
     return found
+
+
+def _place(error: BaseException) -> str:
+    """Where in the user's files an import failed, if it got that far."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    own = [frame for frame in frames if frame.filename != __file__]
+    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -26,6 +26,10 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work and wait for its result. Not from inside the loop."""
         return self.submit(work).result()
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function inside the loop, soon, without waiting for it."""
+        self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
         """Cancel what is running and end the thread."""

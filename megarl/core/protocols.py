@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, SupportsFloat
+from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 import torch
@@ -200,12 +200,22 @@ class Batch(Protocol):
         """
 
 
+# takes the place of a request among those that were made together, and its whole answer
+OnServed = Callable[[int, Generation], None]
+
+
 class Servers(PushTargets, Protocol):
     """The servers of a run. Of the driver."""
 
-    def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> Batch:
+    def submit(
+        self,
+        requests: Sequence[GenerationRequest],
+        groups: Sequence[int],
+        versions: range,
+        on_served: OnServed | None = None,
+    ) -> Batch:
         """Ask, in the background. ``groups[i]`` is the group of request i. Only what weights in ``versions`` drew is
-        taken.
+        taken; ``on_served`` is told of it at once, from another thread.
         """
 
     def needs_push(self) -> bool:
@@ -280,6 +290,17 @@ class Algorithm(Protocol):
         """The same for a critic."""
 
 
+@runtime_checkable
+class Remembers(Protocol):
+    """An algorithm that `credit_groups` changes: what it has to remember from step to step. Of the driver."""
+
+    def state(self) -> Mapping[str, NDArray[np.float64]]:
+        """Arrays by name, for a checkpoint."""
+
+    def restore(self, state: Mapping[str, NDArray[np.float64]]) -> None:
+        """Go on where `state` was taken; of a run that was not remembering then, with nothing."""
+
+
 class Annotator(Protocol):
     """A model that says something about the batch before it is learned from."""
 
@@ -288,6 +309,15 @@ class Annotator(Protocol):
 
     def annotate(self, batch: TrainBatch) -> TrainBatch:
         """Fill the model's columns of the batch. Collective."""
+
+
+class SampleScorer(Protocol):
+    """A model that scores samples on the ranks: what the reward `model` asks."""
+
+    def score(self, groups: Sequence[Group]) -> list[list[float]]:
+        """``[group][sample]`` on the driver, [] elsewhere, where there are no groups either. Collective: all ranks,
+        inside the phase reward/compute_rewards.
+        """
 
 
 class OffloadPart(Protocol):

@@ -60,9 +60,9 @@ class Sample:
     loss_mask: NDArray[np.int8]
     rollout_logprobs: NDArray[np.float32]
     finish: Finish
-    # what the policy said; of a conversation of several turns, all that was said after the prompt
+    # what the policy said; of a conversation, all that was said after the prompt, one turn per line
     response: str = ""
-    # of a conversation of several turns; empty for one answer
+    # of a conversation that a function led; empty for one answer
     turns: tuple[Turn, ...] = ()
     # of the oldest weights that drew any of it; ``spans`` says which drew what, and is empty if these drew all
     version: int = 0

@@ -15,8 +15,8 @@ class Cursor:
     """An endless stream of item indices, epoch after epoch.
 
     Every item occurs exactly once per epoch. The stream is a pure function of (num_items, seed, shuffle); how it is cut
-    into takes, and whether the process was restarted in between, changes nothing. The only state is how many items were
-    taken.
+    into takes, and whether the process was restarted in between, changes nothing. The only state is how many epochs are
+    complete and how many items of the next one were taken.
     """
 
     def __init__(self, num_items: int, seed: int, shuffle: bool = True) -> None:
@@ -25,42 +25,50 @@ class Cursor:
         self._num_items = num_items
         self._seed = seed
         self._shuffle = shuffle
-        self._num_taken = 0
+        self._epoch = 0
+        self._position = 0
         self._order_of: tuple[int, NDArray[np.int64]] | None = None
 
     @property
     def epoch(self) -> int:
         """How many epochs are complete."""
-        return self._num_taken // self._num_items
+        return self._epoch
 
     def take(self, num_items: int) -> list[int]:
         """The next ``num_items`` indices; a take may reach over the end of an epoch."""
         taken: list[int] = []
         while len(taken) < num_items:
-            start = self._num_taken % self._num_items
-            part = self._order(self.epoch)[start : start + num_items - len(taken)].tolist()
+            part = self._order(self._epoch)[self._position : self._position + num_items - len(taken)].tolist()
             taken += part
-            self._num_taken += len(part)
+            self._position += len(part)
+            if self._position == self._num_items:
+                self._epoch, self._position = self._epoch + 1, 0
         return taken
 
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
-        return {"num_taken": self._num_taken, **self._identity()}
+        return {"epoch": self._epoch, "position": self._position, **self._identity()}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken. Refused when the stream would be another one."""
-        changed = [
-            f"{key}: was {state.get(key)}, is {value}"
-            for key, value in self._identity().items()
-            if state.get(key) != value
-        ]
-        if changed:
+    def restore(self, state: dict[str, Any], *, other_rows: bool = False) -> bool:
+        """Go on where `state` was taken. Refused when the stream would be another one.
+
+        ``other_rows``: the user accepted that the rows are others. If there are as many as before, the walk goes on
+        among them; if not, it begins a new epoch, and this tells so: no place in the old order means anything then.
+        """
+        identity = self._identity()
+        changed = [key for key in identity if state.get(key) != identity[key]]
+        begins_anew = other_rows and changed == ["num_items"]
+        if changed and not begins_anew:
+            listing = "; ".join(f"{key}: was {state.get(key)}, is {identity[key]}" for key in changed)
             raise ConfigError(
                 "MRL-1404",
-                f"the order of the training data changed since the checkpoint ({'; '.join(changed)}).\n"
+                f"the order of the training data changed since the checkpoint ({listing}).\n"
                 "Resume with the same data, seed and shuffling, or start a new run.",
             )
-        self._num_taken = int(state["num_taken"])
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        if begins_anew and self._position:
+            self._epoch, self._position = self._epoch + 1, 0
+        return begins_anew
 
     def _identity(self) -> dict[str, Any]:
         return {"num_items": self._num_items, "seed": self._seed, "shuffle": self._shuffle}

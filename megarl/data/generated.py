@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from megarl.core.sample import Prompt
 from megarl.core.seeding import derive_seed
-from megarl.data.tokenizer import Tokenizer
+from megarl.data.encoder import PromptEncoder
 
 NUM_TRAINING = 65536
 NUM_HELD_OUT = 512
@@ -42,10 +42,11 @@ class TrainingProblems(Generic[Problem]):
 
     num_skipped_rows = 0
     skip_report = ""
+    content_hash: str | None = None
 
-    def __init__(self, task: GeneratedTask[Problem], tokenizer: Tokenizer) -> None:
+    def __init__(self, task: GeneratedTask[Problem], encoder: PromptEncoder) -> None:
         self._task = task
-        self._tokenizer = tokenizer
+        self._encoder = encoder
 
     def __len__(self) -> int:
         return NUM_TRAINING
@@ -62,7 +63,7 @@ class TrainingProblems(Generic[Problem]):
         return Prompt(
             id=f"{task.name}:{index}",
             text=text,
-            token_ids=self._tokenizer.encode(text),
+            token_ids=self._encoder.encode(text),
             answer=task.answer(problem),
             demonstration=task.demonstrate(problem, generator),
             task=task.name,
@@ -74,8 +75,9 @@ class HeldOutProblems(Generic[Problem]):
 
     num_skipped_rows = 0
     skip_report = ""
+    content_hash: str | None = None
 
-    def __init__(self, task: GeneratedTask[Problem], tokenizer: Tokenizer) -> None:
+    def __init__(self, task: GeneratedTask[Problem], encoder: PromptEncoder) -> None:
         generator = random.Random(derive_seed("held-out problems", task.name))
         chosen: dict[str, str] = {}
         while len(chosen) < NUM_HELD_OUT:
@@ -83,7 +85,7 @@ class HeldOutProblems(Generic[Problem]):
             if is_held_out(task.prompt(problem)):
                 chosen[task.prompt(problem)] = task.answer(problem)
         self._task_name = task.name
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._problems = list(chosen.items())
 
     def __len__(self) -> int:
@@ -96,7 +98,7 @@ class HeldOutProblems(Generic[Problem]):
         return Prompt(
             id=f"{self._task_name}_held_out:{index}",
             text=text,
-            token_ids=self._tokenizer.encode(text),
+            token_ids=self._encoder.encode(text),
             answer=answer,
             task=self._task_name,
         )

@@ -137,7 +137,8 @@ def _largest_first(sizes: Sizes, num_bins: int) -> Integers:
     if placed < len(sizes):
         left = len(sizes) - placed
         end = max(placed + left // 2, len(sizes) - _LEVELLING * num_bins)
-        _pour(sizes, bins, loads, slice(placed, end))
+        if end > placed:  # of one item that is left there is no half
+            _pour(sizes, bins, loads, slice(placed, end))
         _place(sizes, bins, loads, end, len(sizes))
     return bins
 

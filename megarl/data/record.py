@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from megarl.core.errors import DataError, MissingInputError
 from megarl.core.excerpt import excerpt
-from megarl.core.sample import Group, Prompt, Sample, VersionSpan
+from megarl.core.sample import Group, Prompt, Sample, Turn, VersionSpan
 
 # One sample's numbers per token that are not the rollout's: what the trainer said and made of it.
 TokenNotes = Mapping[str, list[float]]
@@ -59,6 +59,8 @@ def write_groups(
                 "MRL-2301",
                 f"{path}: the group of prompt {excerpt(group.prompt.id)} at step {step} cannot be recorded ({error}).",
             ) from error
+    if not groups:  # so that a step of which filters left nothing is not taken for a file that lost its lines
+        lines.append(json.dumps(head, separators=(",", ":")) + "\n")
     with path.open("a", encoding="ascii") as file:
         file.writelines(lines)
 
@@ -82,9 +84,13 @@ def read_steps(path: Path) -> dict[int, RecordedStep]:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
+                if record.get("num_groups") == 0:
+                    steps[int(record["step"])] = RecordedStep(int(record["epoch"]))
+                    num_groups[int(record["step"])] = 0
+                    continue
                 step, position, group = int(record["step"]), int(record["group"]), _group_from_record(record)
                 epoch, num_expected = int(record.get("epoch", 0)), int(record.get("num_groups", 0))
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 raise DataError(
                     "MRL-2302",
                     f"{path}:{number} is not a recorded group ({type(error).__name__}: {excerpt(str(error))}): "
@@ -114,6 +120,7 @@ def _group_to_record(group: Group) -> dict[str, Any]:
             "demonstration": prompt.demonstration,
             "task": prompt.task,
             "metadata": dict(prompt.metadata),
+            "messages": [dict(message) for message in prompt.messages],
         },
         "samples": [_sample_to_record(sample) for sample in group.samples],
     }
@@ -122,6 +129,9 @@ def _group_to_record(group: Group) -> dict[str, Any]:
 def _sample_to_record(sample: Sample) -> dict[str, Any]:
     return {
         "response": sample.response,
+        "turns": [list(turn) for turn in sample.turns],
+        "outcome": sample.outcome,
+        "failure": sample.failure,
         "reward": sample.reward,
         "scores": sample.scores,
         "shaped_reward": sample.shaped_reward,
@@ -155,8 +165,12 @@ def _experts_from_record(record: dict[str, Any] | None) -> NDArray[np.int32] | N
 
 def _group_from_record(record: dict[str, Any]) -> Group:
     prompt = record["prompt"]
+    read = {
+        "token_ids": np.array(prompt["token_ids"], dtype=np.int64),
+        "messages": tuple(prompt.get("messages", ())),
+    }
     return Group(
-        Prompt(**{**prompt, "token_ids": np.array(prompt["token_ids"], dtype=np.int64)}),
+        Prompt(**{**prompt, **read}),
         [_sample_from_record(sample) for sample in record["samples"]],
     )
 
@@ -166,6 +180,7 @@ def _sample_from_record(record: dict[str, Any]) -> Sample:
         "token_ids": np.array(record["token_ids"], dtype=np.int64),
         "loss_mask": np.array(record["loss_mask"], dtype=np.int8),
         "rollout_logprobs": np.array(record["rollout_logprobs"], dtype=np.float32),
+        "turns": tuple(Turn(*turn) for turn in record.get("turns", ())),
         "spans": tuple(VersionSpan(*span) for span in record.get("spans", ())),
         "routed_experts": _experts_from_record(record.get("routed_experts")),
     }

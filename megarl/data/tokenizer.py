@@ -73,6 +73,11 @@ class Tokenizer:
         text: str = self._backend.decode([int(token) for token in ids], skip_special_tokens=skip_special)
         return text
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, control tokens included."""
+        found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return found
+
     def to_files(self) -> dict[str, str]:
         """The content of a ``tokenizer.json`` and ``tokenizer_config.json`` that `transformers` reads as this one."""
         eos_token = self._backend.id_to_token(self.eos_token_id)
@@ -126,10 +131,7 @@ def _from_directory(directory: Path) -> Tokenizer:
             f"model.tokenizer={str(directory)!r}: there is no tokenizer.json in it.\n"
             'Give a local Hugging Face directory, or "builtin:characters"; nothing is downloaded.',
         )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
-        raise ConfigError("MRL-1402", f"{path}: not a tokenizer.json ({excerpt(str(error))}).") from error
+    backend = _read_backend(path)
     stop_token_ids = _stop_token_ids(directory)
     eos_token_id = _eos_token_id(directory, backend)
     if eos_token_id is None and stop_token_ids:
@@ -141,6 +143,19 @@ def _from_directory(directory: Path) -> Tokenizer:
             'Write "eos_token" into tokenizer_config.json, or "eos_token_id" into generation_config.json.',
         )
     return Tokenizer(str(directory), backend, eos_token_id, stop_token_ids, named_tokens=named_tokens(directory))
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """The id of every token of a ``tokenizer.json``."""
+    found: dict[str, int] = _read_backend(path).get_vocab(with_added_tokens=True)
+    return found
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+        raise ConfigError("MRL-1402", f"{path}: not a tokenizer.json ({excerpt(str(error))}).") from error
 
 
 def _eos_token_id(directory: Path, backend: tokenizers.Tokenizer) -> int | None:

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, Preempted
-from megarl.run.directory import RunDirectory
 from megarl.run.stop import SIGNALS, StopRequest
 
 # How a rank learns that this process started it, and where to leave its last words.
@@ -28,13 +29,26 @@ _EXIT_BY_SIGNAL = 128  # plus the signal's number: what a shell reports
 _SECONDS_TO_LEAVE = 2.0
 
 
-def run_ranks(num_ranks: int, directory: RunDirectory) -> int:
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What all ranks execute."""
+
+    # the words after ``megarl``
+    arguments: Sequence[str]
+    # where ranks other than the driver write, and tracebacks
+    logs: Path
+    # what the user does after a failure that nobody explained
+    way_out: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_ranks(num_ranks: int, program: Program) -> int:
     """Run all ranks to the end. The first failure ends the others and decides the exit code.
 
     A request to stop is passed on: the ranks finish their step, save, and leave. The second request ends them at once.
     """
     with tempfile.TemporaryDirectory(prefix="megarl-") as meeting_place:
-        ranks = [_start(rank, num_ranks, directory, Path(meeting_place)) for rank in range(num_ranks)]
+        ranks = [_start(rank, num_ranks, program, Path(meeting_place)) for rank in range(num_ranks)]
         stop = StopRequest()
         try:
             _pass_signals_on(stop, ranks)
@@ -46,7 +60,7 @@ def run_ranks(num_ranks: int, directory: RunDirectory) -> int:
             _end(ranks, _SECONDS_TO_LEAVE)
         if failed is None:
             return EXIT_OK
-        return _report(failed, ranks[failed].returncode, Path(meeting_place), directory, stop)
+        return _report(failed, ranks[failed].returncode, Path(meeting_place), program, stop)
 
 
 def _pass_signals_on(stop: StopRequest, ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -63,11 +77,12 @@ def _pass_signals_on(stop: StopRequest, ranks: list[subprocess.Popen[bytes]]) ->
             signal.signal(number, handle)
 
 
-def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, num_ranks: int, program: Program, meeting_place: Path) -> subprocess.Popen[bytes]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     environment = {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
+        **program.environment,
         LAUNCHER: "local",
         LAUNCHER_PID: str(os.getpid()),
         LAST_WORDS: str(meeting_place / f"last_words_{rank}.json"),
@@ -78,10 +93,10 @@ def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Pa
         # All ranks are on this machine: their sockets need not be seen by any other.
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    command = [sys.executable, "-m", "megarl", "train", str(directory.resolved_config)]
+    command = [sys.executable, "-m", "megarl", *program.arguments]
     if rank == 0:
         return _spawn(command, environment, None)
-    with open(directory.logs / f"rank_{rank}.log", "ab") as log:
+    with open(program.logs / f"rank_{rank}.log", "ab") as log:
         return _spawn(command, environment, log)
 
 
@@ -123,7 +138,7 @@ def _end(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
             process.wait()
 
 
-def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirectory, stop: StopRequest) -> int:
+def _report(rank: int, returncode: int, meeting_place: Path, program: Program, stop: StopRequest) -> int:
     """One voice: the failure that explains the others, told once."""
     explained = _last_words(meeting_place)
     # A rank that the kernel killed says nothing; what its neighbours say is only that it is gone.
@@ -140,10 +155,7 @@ def _report(rank: int, returncode: int, meeting_place: Path, directory: RunDirec
         what = f"was ended by signal {signal.Signals(-returncode).name}"
     else:
         what = f"ended with exit code {returncode}"
-    sys.stderr.write(
-        f"MRL-9002 rank {rank} {what} and left no message. See {directory.logs}.\n"
-        "Run the same command to go on from the last checkpoint.\n"
-    )
+    sys.stderr.write(f"MRL-9002 rank {rank} {what} and left no message. See {program.logs}.\n{program.way_out}\n")
     return EXIT_INTERNAL
 
 

@@ -12,17 +12,26 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError
 from megarl.launch.local import INIT_METHOD, LAST_WORDS, LAUNCHER, LAUNCHER_PID
 from megarl.run.stop import StopRequest, watch_signals
 
+if TYPE_CHECKING:
+    from megarl.core.world import World
+
 _PR_SET_PDEATHSIG = 1
 
 
-def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
+# what a rank does once it has met the others
+Work = Callable[["World", StopRequest], None]
+
+
+def run_launched_rank(config: RunConfig, size: int, work: Work) -> int:
     """Run this process's rank; returns its exit code and leaves its last words where the launcher asked for them."""
     rank = int(os.environ["RANK"])
     stop = StopRequest()
@@ -36,7 +45,7 @@ def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
     # Megatron and torch warn about missing GPU packages and future deprecations; none is the user's to mend.
     warnings.filterwarnings("ignore")
     try:
-        _train(config, rank, size, stop, fresh=fresh)
+        _meet_and_work(config, rank, size, stop, work)
         return EXIT_OK
     except MegarlError as error:
         _leave_last_words(rank, str(error), error.exit_code)
@@ -52,7 +61,7 @@ def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
     os._exit(code)
 
 
-def _train(config: RunConfig, rank: int, size: int, stop: StopRequest, *, fresh: bool) -> None:
+def _meet_and_work(config: RunConfig, rank: int, size: int, stop: StopRequest, work: Work) -> None:
     import torch
 
     from megarl.core.device import make_deterministic
@@ -62,21 +71,31 @@ def _train(config: RunConfig, rank: int, size: int, stop: StopRequest, *, fresh:
         make_deterministic()
     from megarl.models.rendezvous import Rendezvous
     from megarl.models.setup import start_world, stop_world
-    from megarl.run.resume import take_up
-    from megarl.run.session import run_session
 
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     rendezvous = Rendezvous(rank, size, local_rank, os.environ.get(INIT_METHOD, "env://"))
     world = start_world(rendezvous, config.run.device, config.actor.parallel)
-    # The local launcher claimed the run directory; under any other launcher the driver does, and holds it to the end.
-    is_local = os.environ.get(LAUNCHER) == "local"
-    claimed = take_up(config, fresh=fresh) if rank == 0 and not is_local else None
-    is_finished = world.broadcast(claimed is None and not is_local)
-    if not is_finished:
-        run_session(config, world, Path(config.run.dir) / config.run.name, stop, inputs_checked=is_local)
-    if claimed is not None:
-        claimed.release()
+    work(world, stop)
     stop_world()
+
+
+def training(config: RunConfig, *, fresh: bool) -> Work:
+    """Train to the end, or to where somebody stops it."""
+
+    def work(world: World, stop: StopRequest) -> None:
+        from megarl.run.resume import take_up
+        from megarl.run.session import run_session
+
+        # The local launcher claimed the run directory; under any other one the driver does, and holds it to the end.
+        is_local = os.environ.get(LAUNCHER) == "local"
+        claimed = take_up(config, fresh=fresh) if world.is_driver and not is_local else None
+        is_finished = world.broadcast(claimed is None and not is_local)
+        if not is_finished:
+            run_session(config, world, Path(config.run.dir) / config.run.name, stop, inputs_checked=is_local)
+        if claimed is not None:
+            claimed.release()
+
+    return work
 
 
 def _leave_last_words(rank: int, message: str, exit_code: int) -> None:

@@ -7,7 +7,7 @@ import os
 from megarl.config.algorithms import CustomAlgorithm
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_OK, ConfigError
-from megarl.launch.local import run_ranks
+from megarl.launch.local import Program, run_ranks
 from megarl.run.resume import take_up
 
 
@@ -17,13 +17,15 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
         # Before anything imports torch: Megatron must not find a GPU that the run shall not use.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        from megarl.launch.rank import run_launched_rank
+        from megarl.launch.rank import run_launched_rank, training
 
-        return run_launched_rank(config, _launched_size(config), fresh=fresh)
+        return run_launched_rank(config, launched_size(config), training(config, fresh=fresh))
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
-    from megarl.run.inputs import open_inputs
+    from megarl.run.inputs import open_inputs, try_rewards
 
-    open_inputs(config, with_prompts=True)
+    inputs = open_inputs(config, with_prompts=True)
+    if config.generates:
+        try_rewards(config, inputs)
     if isinstance(config.algorithm, CustomAlgorithm):
         from megarl.algorithms.choose import build_algorithm
 
@@ -32,12 +34,15 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
     if directory is None:
         return EXIT_OK
     try:
-        return run_ranks(config.run.num_ranks, directory)
+        way_out = "Run the same command to go on from the last checkpoint."
+        program = Program(("train", str(directory.resolved_config)), directory.logs, way_out)
+        return run_ranks(config.run.num_ranks, program)
     finally:
         directory.release()
 
 
-def _launched_size(config: RunConfig) -> int:
+def launched_size(config: RunConfig) -> int:
+    """How many ranks the launcher started, which must be as many as the configuration is for."""
     size = int(os.environ["WORLD_SIZE"])
     if size != config.run.num_ranks:
         raise ConfigError(

@@ -20,6 +20,7 @@ _PLACEHOLDERS = {
     "k": r"[0-9]+",
     "score": r"[^/]+",
     "engine": r"[^/]+",
+    "filter": r"[^/]+",
     "device": r"[0-9]+",
     "stat": r"[a-z_]+",
     "rule": r"H[0-9]{2}",

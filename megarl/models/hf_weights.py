@@ -49,8 +49,9 @@ def random_weights(seed: int, initializer_range: float) -> WeightSource:
     return source
 
 
-def safetensors_weights(directory: Path, setting: str = "model.path") -> WeightSource:
-    """Tensors of a local Hugging Face directory, one file or sharded. A value head that is not there starts at zero.
+def safetensors_weights(directory: Path, setting: str = "model.path", *, fresh_head: bool = True) -> WeightSource:
+    """Tensors of a local Hugging Face directory, one file or sharded. With ``fresh_head``, a value head that is not
+    there starts at zero.
 
     ``setting`` is what named the directory, for errors.
     """
@@ -60,7 +61,7 @@ def safetensors_weights(directory: Path, setting: str = "model.path") -> WeightS
         if name == VALUE_HEAD:
             name = next((known for known in _VALUE_HEADS if known in files), name)
         if name not in files:
-            if name == VALUE_HEAD:
+            if name == VALUE_HEAD and fresh_head:
                 return part.of(torch.zeros(shape))
             raise DataError(
                 "MRL-2201", f"{setting}={str(directory)!r} has no tensor {name!r}; its config.json promises it."

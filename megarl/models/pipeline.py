@@ -29,8 +29,11 @@ def forward_only(
 ) -> list[torch.Tensor]:
     """``read`` of every micro-batch's output, on every rank of the replica: ``[k, T]`` tensors, without gradients.
 
-    Only the last stage has outputs; it broadcasts what ``read`` made of them to the other stages. Collective.
+    Only the last stage has outputs; it broadcasts what ``read`` made of them to the other stages. A step without any
+    sample has no micro-batch on any rank. Collective.
     """
+    if not microbatches:
+        return []
 
     def collect(packed: PackedMicroBatch, output: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:  # noqa: ARG001
         return read(output[0], packed)

@@ -15,23 +15,35 @@ from megarl.models.pipeline import forward_only
 
 
 class RewardModel:
-    """One score per sequence: the head's number at the last token, as Hugging Face's sequence classifiers read it."""
+    """One score per sequence: the head's number at the last token, as Hugging Face's sequence classifiers read it.
+
+    They read it at the last token that is not ``pad_token_id``, also where a sequence itself ends with that token.
+    """
 
     forward_phase = "reward/compute_rewards"
 
-    def __init__(self, model: ValueModel) -> None:
+    def __init__(self, model: ValueModel, pad_token_id: int | None = None) -> None:
         self.model = model
+        self._pad_token_id = pad_token_id
         for chunk in model.chunks:
             chunk.requires_grad_(False)
-        self.parts: dict[str, OffloadPart] = {"reward.weights": weights_part(model.chunks)}
+        self.parts: dict[str, OffloadPart] = {"reward_model.weights": weights_part(model.chunks)}
 
     def score(self, microbatches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """``[sequences]`` scores of every micro-batch, on every rank. Collective."""
+        """``[sequences]`` scores of every micro-batch, on every rank of the replica. Collective."""
 
         def read(output: torch.Tensor, packed: PackedMicroBatch) -> torch.Tensor:
             return self.model.token_values(output, packed)[None]
 
         with self.model.layout.active():
             values = forward_only(self.model.chunks, microbatches, read, self.model.layout)
-        last_tokens = [micro.cu_seqlens[1:].long() - 1 for micro in microbatches]
-        return [value[0][last] for value, last in zip(values, last_tokens, strict=True)]
+        return [value[0][self._read_at(micro)] for value, micro in zip(values, microbatches, strict=True)]
+
+    def _read_at(self, micro: MicroBatch) -> torch.Tensor:
+        """[sequences] the token of each at which its score is; the first one of a sequence of padding alone."""
+        starts, ends = micro.cu_seqlens[:-1].long(), micro.cu_seqlens[1:].long()
+        if self._pad_token_id is None:
+            return ends - 1
+        here = torch.arange(micro.num_tokens, device=starts.device)
+        is_text = micro.token_ids != self._pad_token_id
+        return starts.scatter_reduce(0, micro.sequence_of_token[is_text], here[is_text], "amax")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +17,8 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A reward function as the config names it. Only `rewards.score.score_groups` calls it."""
+    """A reward function as the config names it. Only `rewards.score` calls it."""
 
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
-    # One event loop for the whole run: a connection that an async reward keeps open stays usable in the next step.
-    runner: asyncio.Runner = field(default_factory=asyncio.Runner, repr=False, compare=False)
-
-    def close(self) -> None:
-        """Give the event loop back. The function is not called again after this."""
-        self.runner.close()

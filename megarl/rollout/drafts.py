@@ -29,6 +29,8 @@ class Draft:
     drawn: list[Generation | None] = field(default_factory=list)
     # of each sample: how many parts that is
     num_parts: list[int] = field(default_factory=list)
+    # of each sample that is drawn to its end and already being scored: the sample
+    samples: dict[int, Sample] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.drawn = self.drawn or [None] * len(self.seeds)
@@ -70,12 +72,22 @@ class Draft:
     def start_over(self) -> None:
         """Forget what is drawn."""
         self.drawn, self.num_parts = [None] * len(self.seeds), [0] * len(self.seeds)
+        self.samples.clear()
+
+    def finish_early(self, sample: int, part: Generation, tokenizer: Tokenizer) -> Sample:
+        """The sample that ends with this part, which was not added yet."""
+        before = self.drawn[sample]
+        whole = part if before is None else join(before, part)
+        self.samples[sample] = sample_of(self.prompt.token_ids, self.seeds[sample], whole, tokenizer)
+        return self.samples[sample]
 
     def group(self, tokenizer: Tokenizer) -> Group:
         """The finished group."""
         return Group(self.prompt, [self._sample(i, tokenizer) for i in range(len(self.seeds))])
 
     def _sample(self, sample: int, tokenizer: Tokenizer) -> Sample:
+        if sample in self.samples:
+            return self.samples[sample]
         drawn = self.drawn[sample]
         assert drawn is not None, "a whole draft has drawn all of its samples"
         return sample_of(self.prompt.token_ids, self.seeds[sample], drawn, tokenizer)
@@ -95,7 +107,8 @@ class Draft:
     def from_tree(cls, tree: Mapping[str, Any]) -> Draft:
         """The inverse of `to_tree`."""
         drawn = [None if one is None else _generation_from(one) for one in tree["drawn"]]
-        return cls(Prompt(**tree["prompt"]), tree["name"], tree["seeds"], drawn, tree["num_parts"])
+        prompt = Prompt(**{**tree["prompt"], "messages": tuple(tree["prompt"]["messages"])})
+        return cls(prompt, tree["name"], tree["seeds"], drawn, tree["num_parts"])
 
 
 def new_draft(prompt: Prompt, name: str, num_samples: int, seed_parts: tuple[int | str, ...]) -> Draft:

@@ -20,6 +20,7 @@ from megarl.core.errors import DataError, MissingInputError, StorageError
 from megarl.core.excerpt import excerpt
 from megarl.core.protocols import Statistics
 from megarl.core.sample import Group
+from megarl.core.step_ranges import step_ranges
 from megarl.core.world import World
 from megarl.data.record import RecordedStep, read_steps, write_groups
 from megarl.rollout.statistics import report_rollouts
@@ -103,7 +104,7 @@ class RecordedRollouts:
         path = self._directory / f"step_{step:06d}.jsonl"
         if not path.is_file():
             steps = recorded_steps(self._directory)
-            has = f"steps {_ranges(steps)}" if steps else "no steps at all"
+            has = f"steps {step_ranges(steps)}" if steps else "no steps at all"
             raise MissingInputError(
                 "MRL-4103",
                 f"{self._directory} has no recording of step {step}; it has {has}.\n"
@@ -145,15 +146,3 @@ def _beyond(token_ids: NDArray[np.int64], vocab_size: int) -> int | None:
     """The first id that no token has."""
     bad = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
     return int(bad[0]) if len(bad) else None
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """1-5, 7 for 1 2 3 4 5 7; the first few if there are many."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    shown = [f"{first}-{last}" if last > first else str(first) for first, last in ranges[:8]]
-    return ", ".join(shown) + (", ..." if len(ranges) > len(shown) else "")

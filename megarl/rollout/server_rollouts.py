@@ -13,19 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from megarl.core import wire
 from megarl.core.errors import ConfigError
-from megarl.core.sample import Group, Prompt
+from megarl.core.protocols import Generation
+from megarl.core.sample import Group
 from megarl.core.world import World
 from megarl.data.tokenizer import Tokenizer
 from megarl.metrics.meter import Meter
 from megarl.rollout.drafts import Draft, new_draft
-from megarl.rollout.generated import Marking, RolloutPlan
+from megarl.rollout.marking import Marking
 from megarl.rollout.prompt_stream import PromptStream
+from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.serving import Pending, ServerServing
 
 
@@ -84,6 +87,19 @@ class ServerRollouts:
 
     def collect(self, step: int, meter: Meter) -> Sequence[Group]:
         """The step's scored groups on the driver, [] elsewhere. Collective."""
+
+        def draw(refill: int, num_prompts: int) -> list[Group]:
+            drafts = self._refill(step, refill, num_prompts, meter) if refill else self._take(step, meter)
+            return [draft.group(self._tokenizer) for draft in drafts]
+
+        groups = self._marking.fill(step, draw, meter)
+        self._marking.finish(step, groups, self._epoch, meter)
+        self._prompts.report(meter)
+        self._serving.report(meter)
+        return groups
+
+    def _take(self, step: int, meter: Meter) -> list[Draft]:
+        """The groups that were drawn for the step; those of steps to come are asked for meanwhile. Collective."""
         newest = min(step + self._ahead.num_steps_ahead, self._ahead.last_step)
         version = self._plan.version_before(step)
         if step not in self._steps:
@@ -94,10 +110,21 @@ class ServerRollouts:
             self._begin(later, version, meter)
         own = self._steps.pop(step)
         self._epoch = own.epoch
-        groups = [draft.group(self._tokenizer) for draft in own.drafts]
-        marked = self._marking.mark(step, groups, own.epoch, meter)
-        self._serving.report(meter)
-        return marked
+        return own.drafts
+
+    def _refill(self, step: int, refill: int, num_prompts: int, meter: Meter) -> list[Draft]:
+        """New prompts in the place of groups that the step lost, answered by the newest weights. Collective.
+
+        All are waited for: nothing of a refill is left behind, and none is under way when a checkpoint is written.
+        """
+        version = self._plan.version_before(step)
+        self._serving.refresh(version, meter)
+        own = _Step([], 0)
+        if self._world.is_driver:
+            own.drafts = self._new_drafts(step, refill, num_prompts)
+        self._ask(own, step, None)
+        self._wait(own, version, meter)
+        return own.drafts
 
     def settle(self, step: int, meter: Meter) -> None:
         """Wait for everything that is under way after ``step``. Whoever writes the state down does this first.
@@ -163,16 +190,24 @@ class ServerRollouts:
             own = _Step([], 0)
             if self._world.is_driver:
                 own.drafts, own.epoch = self._drafts(step), self._prompts.epoch
-                params, drafts = self._plan.params, own.drafts
-                own.asked = [(row, sample) for row, draft in enumerate(drafts) for sample in draft.open_samples]
-                requests = [drafts[row].request(sample, params) for row, sample in own.asked]
-                newest = self._plan.version_before(step)
-                allowed = range(max(0, newest - self._ahead.max_staleness), newest + 1)
-                own.pending = Pending(requests, [row for row, _ in own.asked], allowed, self._num_to_wait_for(drafts))
-            else:
-                own.pending = Pending([], [], range(0))
-            self._serving.begin(own.pending)
+            self._ask(own, step, self._num_to_wait_for(own.drafts))
             self._steps[step] = own
+
+    def _ask(self, own: _Step, step: int, num_groups: int | None) -> None:
+        """Ask for what the drafts lack. ``num_groups``: how many of them ``step`` waits for; None: all."""
+        drafts, newest = own.drafts, self._plan.version_before(step)
+        own.asked = [(row, sample) for row, draft in enumerate(drafts) for sample in draft.open_samples]
+        requests = [drafts[row].request(sample, self._plan.params) for row, sample in own.asked]
+        allowed = range(max(0, newest - self._ahead.max_staleness), newest + 1)
+        groups, tell = [row for row, _ in own.asked], partial(self._take_early, own)
+        own.pending = Pending(requests, groups, allowed, num_groups, tell)
+        self._serving.begin(own.pending)
+
+    def _take_early(self, own: _Step, place: int, part: Generation) -> None:
+        """Begin to score a sample while others are being drawn. Called from the servers' thread."""
+        row, sample = own.asked[place]
+        draft = own.drafts[row]
+        self._marking.begin(draft.prompt, draft.finish_early(sample, part, self._tokenizer))
 
     def _num_to_wait_for(self, drafts: Sequence[Draft]) -> int | None:
         """Groups that a step waits for, beside those that were whole when they were left behind; None: all."""
@@ -188,25 +223,31 @@ class ServerRollouts:
             if version is not None and self._plan.version_before(step) - version > self._ahead.max_staleness:
                 draft.start_over()
         num_new = self._plan.prompts_per_step + self._ahead.extra_prompts - len(old)
-        new = [self._draft(step, row, prompt) for row, prompt in enumerate(self._prompts.draw(max(0, num_new)))]
-        return [*old, *new]
+        return [*old, *self._new_drafts(step, 0, max(0, num_new))]
 
-    def _draft(self, step: int, row: int, prompt: Prompt) -> Draft:
-        seed_parts = (self._plan.seed, "sampling", step, row)
-        return new_draft(prompt, f"{step}/{row}", self._plan.group_size, seed_parts)
+    def _new_drafts(self, step: int, refill: int, num_prompts: int) -> list[Draft]:
+        name, seed_parts = self._plan.name(step, refill), self._plan.seed_parts(step, refill)
+        return [
+            new_draft(prompt, f"{name}/{row}", self._plan.group_size, (*seed_parts, row))
+            for row, prompt in enumerate(self._prompts.draw(num_prompts))
+        ]
 
     def _finish(self, step: int, version: int, meter: Meter) -> None:
         """Wait for the samples of a step. Collective."""
         own = self._steps[step]
-        if own.pending is None:
-            return
+        if own.pending is not None:
+            self._wait(own, version, meter)
+            if self._world.is_driver:
+                self._leave_behind(own)
+
+    def _wait(self, own: _Step, version: int, meter: Meter) -> None:
+        """Take what was asked for. Collective."""
+        assert own.pending is not None, "asked before"
         self._serving.finish(own.pending, version, "timing_s/gen", meter)
         for (row, sample), part in zip(own.asked, own.pending.generations, strict=True):
             if part is not None:
                 own.drafts[row].add(sample, part)
         own.pending, own.asked = None, ()
-        if self._world.is_driver:
-            self._leave_behind(own)
 
     def _leave_behind(self, own: _Step) -> None:
         """Keep as many whole groups as a step takes; the others belong to the steps to come."""

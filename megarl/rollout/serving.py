@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from megarl.core.protocols import Batch, Fleet, Generation, GenerationRequest, Served, Servers, Statistics
+from megarl.core.protocols import Batch, Fleet, Generation, GenerationRequest, OnServed, Served, Servers, Statistics
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
 
@@ -23,11 +23,18 @@ class Serving(Protocol):
     """Engines with the weights of a version."""
 
     def generate(
-        self, version: int, requests: Sequence[GenerationRequest], timer: str, meter: Meter, statistics: Statistics
+        self,
+        version: int,
+        requests: Sequence[GenerationRequest],
+        timer: str,
+        meter: Meter,
+        statistics: Statistics,
+        on_served: OnServed | None = None,
     ) -> list[Generation]:
         """The driver's requests, answered by weights ``version``; in their order on the driver, [] elsewhere.
 
-        Generating counts as ``timer``; what the engines say of themselves goes to ``statistics``. Collective.
+        Generating counts as ``timer``; what the engines say of themselves goes to ``statistics``. Whoever can tells
+        ``on_served`` of each answer while others are still being drawn. Collective.
         """
 
     def report(self, statistics: Statistics) -> None:
@@ -43,7 +50,13 @@ class InRankServing:
         self._enter = enter
 
     def generate(
-        self, version: int, requests: Sequence[GenerationRequest], timer: str, meter: Meter, statistics: Statistics
+        self,
+        version: int,
+        requests: Sequence[GenerationRequest],
+        timer: str,
+        meter: Meter,
+        statistics: Statistics,
+        on_served: OnServed | None = None,  # noqa: ARG002  (the cores are busy drawing, and most answers elsewhere)
     ) -> list[Generation]:
         """See `Serving`."""
         self._refresh(version, meter)
@@ -81,12 +94,13 @@ class ServerServing:
         timer: str,
         meter: Meter,
         statistics: Statistics,  # noqa: ARG002  (what servers go through is reported with the step's samples)
+        on_served: OnServed | None = None,
     ) -> list[Generation]:
         """See `Serving`. What is under way for others is finished first, by the weights that it was begun with."""
         for earlier in list(self._under_way):
             self.finish(earlier, version, timer, meter)
         self._refresh(version, meter)
-        pending = Pending(requests, _by_prompt(requests), range(version, version + 1))
+        pending = Pending(requests, _by_prompt(requests), range(version, version + 1), on_served=on_served)
         self.begin(pending)
         self.finish(pending, version, timer, meter)
         return [generation for generation in pending.generations if generation is not None]
@@ -120,7 +134,8 @@ class ServerServing:
 class Pending:
     """Requests, and those of their answers that are there. Other ranks than the driver have none of either.
 
-    With ``num_groups``, only so many groups are waited for.
+    With ``num_groups``, only so many groups are waited for. ``on_served`` is told of each answer as it comes, from
+    another thread.
     """
 
     def __init__(
@@ -129,8 +144,10 @@ class Pending:
         groups: Sequence[int],
         versions: range,
         num_groups: int | None = None,
+        on_served: OnServed | None = None,
     ) -> None:
         self._requests = requests
+        self._on_served = on_served
         self._groups = groups
         self._versions = versions
         self._num_groups = num_groups
@@ -140,9 +157,14 @@ class Pending:
 
     def ask(self, servers: Servers) -> None:
         """Submit what has no answer yet."""
-        self._asked = [i for i, generation in enumerate(self.generations) if generation is None]
-        asked = [self._requests[i] for i in self._asked]
-        self._batch = servers.submit(asked, [self._groups[i] for i in self._asked], self._versions)
+        self._asked = places = [i for i, generation in enumerate(self.generations) if generation is None]
+        tell = self._on_served
+        self._batch = servers.submit(
+            [self._requests[i] for i in places],
+            [self._groups[i] for i in places],
+            self._versions,
+            None if tell is None else lambda i, generation: tell(places[i], generation),
+        )
 
     def take(self) -> bool:
         """Wait, and keep what arrives; whether servers need weights before the rest can be served."""

@@ -28,17 +28,24 @@ class SingleTurn:
     ) -> list[list[Group]]:
         """See `Answering`."""
         asked = [requests_for(one.prompts, one.name, one.num_samples, one.params, one.seed_parts) for one in questions]
-        everything = [request for requests in asked for request in requests]
-        answers = iter(self._serving.generate(version, everything, timer, meter, statistics))
-        answered = [
-            groups_of(one.prompts, requests, list(islice(answers, len(requests))), self._tokenizer)
-            for one, requests in zip(questions, asked, strict=True)
+        # of each request: what asked for it, and for which prompt
+        owners = [(one, prompt) for one in questions for prompt in one.prompts for _ in range(one.num_samples)]
+        requests = [request for those in asked for request in those]
+        samples: dict[int, Sample] = {}
+
+        def take(place: int, generation: Generation) -> None:
+            request, (one, prompt) = requests[place], owners[place]
+            samples[place] = sample_of(request.token_ids, request.seed, generation, self._tokenizer)
+            one.on_sample(prompt, samples[place])
+
+        generations = self._serving.generate(version, requests, timer, meter, statistics, take)
+        for place, generation in enumerate(generations):
+            if place not in samples:
+                take(place, generation)
+        drawn = iter(samples[place] for place in range(len(generations)))
+        return [
+            groups_of(one.prompts, list(islice(drawn, len(those)))) for one, those in zip(questions, asked, strict=True)
         ]
-        for one, groups in zip(questions, answered, strict=True):
-            for group in groups:
-                for sample in group.samples:
-                    one.on_sample(group.prompt, sample)
-        return answered
 
     def report(self, statistics: Statistics) -> None:
         """See `Answering`."""
@@ -60,19 +67,10 @@ def requests_for(
     ]
 
 
-def groups_of(
-    prompts: Sequence[Prompt],
-    requests: Sequence[GenerationRequest],
-    generations: Sequence[Generation],
-    tokenizer: Tokenizer,
-) -> list[Group]:
-    """The groups that the answers to `requests_for` these prompts make; [] for no answers."""
-    samples = [
-        sample_of(request.token_ids, request.seed, generation, tokenizer)
-        for request, generation in zip(requests, generations, strict=True)
-    ]
+def groups_of(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Group]:
+    """The groups that samples make which were asked for by `requests_for` these prompts; [] for no samples."""
     size = len(samples) // len(prompts) if prompts else 0
-    return [Group(prompt, samples[row * size : (row + 1) * size]) for row, prompt in enumerate(prompts)]
+    return [Group(prompt, list(samples[row * size : (row + 1) * size])) for row, prompt in enumerate(prompts)]
 
 
 def sample_of(prompt_ids: np.ndarray, seed: int, generation: Generation, tokenizer: Tokenizer) -> Sample:

@@ -18,6 +18,7 @@ def report_rollouts(
     _report_prompts(groups, max_prompt_tokens, meter)
     _report_scores(groups, meter)
     _report_versions(groups, step, meter)
+    _report_turns(groups, meter)
 
 
 def report_lengths(groups: Sequence[Group], max_new_tokens: int, meter: Statistics) -> None:
@@ -73,3 +74,14 @@ def _report_versions(groups: Sequence[Group], step: int, meter: Statistics) -> N
             meter.max(f"sample/{name}/max", value)
             meter.min(f"sample/{name}/min", value)
         meter.last("rollout/model_version", sample.version)
+
+
+def _report_turns(groups: Sequence[Group], meter: Statistics) -> None:
+    """How often the policy spoke in conversations, and how much it was told. Single answers have no turns."""
+    for sample in (sample for group in groups for sample in group.samples if sample.turns):
+        num_own = sum(turn.speaker == "policy" for turn in sample.turns)
+        num_told = sum(turn.num_tokens for turn in sample.turns if turn.speaker == "environment")
+        for name, value in (("num_turns", num_own), ("num_tool_tokens", num_told)):
+            meter.mean(f"rollout/{name}/mean", value, 1)
+            meter.max(f"rollout/{name}/max", value)
+            meter.min(f"rollout/{name}/min", value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,33 +14,49 @@ from megarl.algorithms.untrained import Untrained
 from megarl.checkpoint.store import CheckpointStore
 from megarl.config import schema
 from megarl.config.algorithms import CustomAlgorithm, PpoSettings, SftSettings
-from megarl.config.layout import model_shape
+from megarl.config.layout import max_prompt_tokens, model_shape
 from megarl.config.model_shape import ModelShape
 from megarl.config.phases import leaves_device, phases
 from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
 from megarl.core.seeding import derive_seed
 from megarl.core.world import World
-from megarl.data.prompts import Cursor
+from megarl.data.cursor import Cursor
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
+from megarl.models.hf_weights import WeightSource
+from megarl.models.memory import weights_part
 from megarl.models.optim import OptimizerSettings
+from megarl.models.reward import RewardModel
 from megarl.rollout.answering import Answering
-from megarl.rollout.demonstrations import DemonstrationRollouts
-from megarl.rollout.generated import GeneratedRollouts, Marking, RolloutPlan, keep_no_record
-from megarl.rollout.prompt_stream import NoPrompts, PromptStream, ShuffledPrompts
+from megarl.rollout.conversations import Conversations
+from megarl.rollout.demonstrations import DemonstrationRollouts, why_no_room_to_show
+from megarl.rollout.generated import GeneratedRollouts
+from megarl.rollout.marking import Marking, keep_no_record
+from megarl.rollout.prompt_stream import Measure, MixedPrompts, NoPrompts, PromptStream, SourceWalk, why_no_room
 from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
+from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import GENERATE, ServerServing
 from megarl.rollout.single_turn import SingleTurn
+from megarl.rollout.talk import TalkLimits
 from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.engines import Connected, Engines, InRankEngines
 from megarl.run.eval_schedule import Schedule
-from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation
-from megarl.run.inputs import Inputs, max_prompt_tokens
+from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation, sampling_of
+from megarl.run.inputs import Inputs
 from megarl.run.kept_samples import KeptSamples
+from megarl.run.model_scorer import ModelScorer
 from megarl.run.progress import last_step_of
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
-from megarl.run.roles import Models, SamePlans, build_models, run_dtype
+from megarl.run.roles import (
+    Models,
+    SamePlans,
+    build_frozen_policy,
+    build_models,
+    build_reward_model,
+    forward_plan,
+    run_dtype,
+)
 from megarl.run.servers import ServerEngines
 from megarl.run.stage import LearningModel, Rollouts, Stage
 from megarl.run.state import Parts, RunState
@@ -76,6 +92,15 @@ class Run:
         return following[0].first_phases
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What evaluates weights that are not trained."""
+
+    evaluator: Evaluator
+    # ends what was started for it
+    close: Callable[[], None]
+
+
 class Builder:
     """Builds the parts of a run in the order in which they need each other. Collective."""
 
@@ -88,8 +113,8 @@ class Builder:
         self._warmup_steps = config.warmup.num_steps if config.warmup else 0
         self._temperature = config.rollout.temperature if config.rollout else 1.0
         self._algorithm = build_algorithm(config.algorithm)
-        # of the driver: where each stage is in the training data
-        self._cursors: dict[str, Cursor] = {}
+        # of the driver: what each stage draws from
+        self._streams: dict[str, MixedPrompts] = {}
         # rollouts that may be drawn before their step has come
         self._ahead: ServerRollouts | None = None
         self._directory = Path(config.run.dir) / config.run.name
@@ -99,7 +124,8 @@ class Builder:
         optimizers = {"actor": self._actor_optimizer(), "critic": self._critic_optimizer()}
         models = build_models(self._config, self._world, optimizers, self._temperature)
         engines = self._engines()
-        residency = self._residency(models, engines)
+        residency = self._residency(models.parts, engines)
+        self._judge_with(models.reward_model)
         generation = engines.connect(models.policy.export, residency) if engines else None
         stages = [self._warmup_stage(models, residency)] if self._config.warmup else []
         stages.append(self._main_stage(models, generation, residency))
@@ -109,14 +135,16 @@ class Builder:
             evaluator = self._evaluator(generation, residency, ends)
         parts = Parts(
             models.stateful,
-            self._cursors,
+            self._streams,
             generation.sync if generation else None,
             self._ahead,
+            self._algorithm,
             self._recorder,
             run_dtype(self._config, self._world.device),
+            self._inputs.train_hashes,
         )
         state = RunState(self._config, self._world, parts)
-        plan = SavePlan(self._config.checkpoint, ends[-1])
+        plan = SavePlan(self._config.checkpoint, ends[-1], self._config.best_metric)
         checkpoints = Checkpoints(store, plan, state, residency, stop, self._world)
         directory = self._directory
         kept = self._config.rollout.kept_groups if self._config.rollout else 0
@@ -124,6 +152,24 @@ class Builder:
         timelines = Timelines(residency.timeline, directory / "timeline.jsonl", ends[-1], self._world)
         close = engines.close if engines else _nothing
         return Run(self._world, stages, residency, evaluator, self._recorder, checkpoints, samples, timelines, close)
+
+    def build_evaluation(self, source: WeightSource) -> Evaluation:
+        """What evaluates the weights of ``source``: no optimizer, no critic, no reference."""
+        engines = self._engines()
+        assert engines is not None, "an evaluation generates"
+        policy = build_frozen_policy(self._config, self._world, source)
+        reward_model = build_reward_model(self._config, self._world)
+        parts: dict[str, OffloadPart] = {"actor.weights": weights_part(policy.chunks)}
+        residency = self._residency({**parts, **(reward_model.parts if reward_model else {})}, engines)
+        generation = engines.connect(policy.export, residency)
+        self._judge_with(reward_model)
+        return Evaluation(self._evaluator(generation, residency, (0,)), engines.close)
+
+    def _judge_with(self, model: RewardModel | None) -> None:
+        """Let the reward `model` be this model."""
+        if model is not None:
+            plan = forward_plan(self._config, "reward_model", self._config.reward_model_parallel, model.model.shape)
+            self._inputs.judge_with(ModelScorer(model, plan))
 
     def _engines(self) -> Engines | None:
         config = self._config
@@ -137,21 +183,43 @@ class Builder:
         shape = self._shape
         return ReplayLimits(shape.vocab_size, shape.max_positions, plan.params.max_new_tokens, plan.max_prompt_tokens)
 
-    def _residency(self, models: Models, engines: Engines | None) -> Residency:
+    def _residency(self, of_models: Mapping[str, OffloadPart], engines: Engines | None) -> Residency:
         config = self._config
-        parts: dict[str, OffloadPart] = {**(engines.parts if engines else {}), **models.parts}
+        parts: dict[str, OffloadPart] = {**(engines.parts if engines else {}), **of_models}
         pinned = frozenset(name for name in parts if not leaves_device(config, name.partition(".")[0]))
         table = {phase.name: phase.parts for phase in phases(config)}
         measures = config.metrics.memory != "off"
         return Residency(parts, pinned, table, self._world.device, measures_memory=measures)
 
-    def _prompts(self, stage: str, purpose: str) -> PromptStream:
-        source = self._inputs.train_prompts
-        if source is None:
+    def _prompts(self, stage: str, purpose: str, measure: Measure) -> PromptStream:
+        config, sources = self._config, self._inputs.train_prompts
+        if not sources:
             return NoPrompts()
-        cursor = Cursor(len(source), derive_seed(self._config.run.seed, purpose), self._config.data.shuffle)
-        self._cursors[stage] = cursor
-        return ShuffledPrompts(source, cursor, max_prompt_tokens(self._config))
+        seed = derive_seed(config.run.seed, purpose)
+        walks = [
+            SourceWalk(
+                own.path,
+                source,
+                Cursor(len(source), seed + number, config.data.shuffle),
+                measure,
+                config.data.too_long,
+                own.task,
+            )
+            for number, (source, own) in enumerate(zip(sources, config.data.train, strict=True))
+        ]
+        stream = MixedPrompts(walks, [own.weight for own in config.data.train])
+        self._streams[stage] = stream
+        return stream
+
+    def _demonstrations(self, stage: str, purpose: str) -> PromptStream:
+        """Prompts that fit into the model together with their demonstrations."""
+        measure = partial(
+            why_no_room_to_show,
+            encoder=self._inputs.encoder,
+            max_prompt_tokens=max_prompt_tokens(self._config),
+            max_tokens=self._shape.max_positions,
+        )
+        return self._prompts(stage, purpose, measure)
 
     def _warmup_stage(self, models: Models, residency: Residency) -> Stage:
         warmup = self._config.warmup
@@ -163,10 +231,9 @@ class Builder:
             first_step=1,
             last_step=warmup.num_steps,
             rollouts=DemonstrationRollouts(
-                self._prompts("warmup", "warm-up demonstrations"),
+                self._demonstrations("warmup", "warm-up demonstrations"),
                 self._inputs.encoder,
                 warmup.batch_size,
-                self._shape.max_positions,
                 residency.phase,
             ),
             algorithm=Sft(),
@@ -230,10 +297,9 @@ class Builder:
         config, inputs = self._config, self._inputs
         if isinstance(config.algorithm, SftSettings):
             return DemonstrationRollouts(
-                self._prompts("main", "demonstrations"),
+                self._demonstrations("main", "demonstrations"),
                 inputs.encoder,
                 config.algorithm.batch_size,
-                self._shape.max_positions,
                 residency.phase,
             )
         rollout = config.rollout
@@ -241,19 +307,27 @@ class Builder:
         plan = RolloutPlan(
             rollout.prompts_per_step,
             rollout.group_size,
-            self._sampling(rollout.temperature),
+            SamplingParams(
+                rollout.max_new_tokens,
+                rollout.temperature,
+                rollout.top_p,
+                rollout.top_k,
+                inputs.encoder.stop_token_ids,
+            ),
             max_prompt_tokens(config),
             config.run.seed,
             learns=not config.only_generates,
+            max_refills=rollout.max_refills,
         )
         if rollout.replay is not None:
             return RecordedRollouts(Path(rollout.replay), self._replay_limits(plan), self._world)
         assert generation is not None, "built whenever something is generated"
-        prompts = self._prompts("main", "prompts")
+        measure = partial(why_no_room, max_prompt_tokens=plan.max_prompt_tokens)
+        prompts = self._prompts("main", "prompts", measure)
         record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
-        marking = Marking(inputs.scorer, plan, residency.phase, record)
-        if not isinstance(generation.serving, ServerServing):
-            return GeneratedRollouts(prompts, self._answering(generation), plan, marking)
+        marking = Marking(inputs.scorer, inputs.filters, plan, residency.phase, record, self._world)
+        if not isinstance(generation.serving, ServerServing) or rollout.converse is not None:
+            return GeneratedRollouts(prompts, self._answering(generation, residency), plan, marking)
         ahead = AheadPlan(
             config.num_steps_ahead,
             rollout.max_staleness,
@@ -264,22 +338,16 @@ class Builder:
         self._ahead = ServerRollouts(prompts, inputs.tokenizer, generation.serving, plan, ahead, marking, self._world)
         return self._ahead
 
-    def _sampling(self, temperature: float) -> SamplingParams:
-        rollout = self._config.rollout
-        assert rollout is not None, "checked with the configuration"
-        return SamplingParams(
-            rollout.max_new_tokens, temperature, rollout.top_p, rollout.top_k, self._inputs.encoder.stop_token_ids
-        )
-
     def _evaluator(self, generation: Connected, residency: Residency, stage_ends: tuple[int, ...]) -> Evaluator:
-        config = self._config
+        config, rollout = self._config, self._config.rollout
+        assert rollout is not None, "checked with the configuration"
         sets = [
             EvalSet(
                 name,
                 kind,
                 self._inputs.eval_prompts.get((kind, name), []),
                 settings.num_samples,
-                self._sampling(settings.temperature),
+                sampling_of(settings, rollout, self._inputs.encoder.stop_token_ids),
                 self._inputs.eval_scorers.get((kind, name), self._inputs.scorer),
             )
             for kind, name, settings in config.eval_sets
@@ -288,11 +356,21 @@ class Builder:
         best = best_of if config.metrics.best_of == "exact" else bootstrap_best_of
         detailed = config.metrics.detailed_stats or config.monitor.detailed_stats
         summarise = partial(at_k, detailed=detailed, best=best)
-        answering = self._answering(generation)
+        answering = self._answering(generation, residency)
         return Evaluator(sets, schedule, answering, residency.phase, config.run.seed, summarise)
 
-    def _answering(self, generation: Connected) -> Answering:
-        return SingleTurn(generation.serving, self._inputs.tokenizer)
+    def _answering(self, generation: Connected, residency: Residency) -> Answering:
+        own = self._config.rollout.converse if self._config.rollout else None
+        if own is None:
+            return SingleTurn(generation.serving, self._inputs.tokenizer)
+        return Conversations(
+            self._inputs.converse,
+            generation.serving,
+            self._inputs.encoder,
+            TalkLimits(own.max_turns, own.max_turn_tokens, own.tool_timeout_seconds),
+            residency.phase,
+            self._world,
+        )
 
     def _actor_optimizer(self) -> OptimizerSettings:
         config = self._config

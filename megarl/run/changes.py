@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megarl.config.data import SHOWN_HASH_DIGITS
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.excerpt import excerpt
-from megarl.run.progress import Progress, data_digest, template_digest
+from megarl.run.progress import Progress, data_hashes, template_digest
 
 # Sections and settings (everything below a section counts) that already decided what the finished steps did.
 _FIXED = (
@@ -28,6 +29,8 @@ _FIXED = (
     "rollout.replay",
     "rollout.only",
 )
+# What they decide is where a run stops, not what it did before.
+_FREE = ("data.accept_changed", "data.too_long", "data.bad_rows", "data.max_bad_rows")
 _ABSENT = object()
 
 Change = tuple[str, Any, Any]
@@ -44,13 +47,7 @@ def require_same_run(config: RunConfig, progress: Progress) -> list[str]:
             f"run {config.run.name!r} is at step {progress.step} and cannot go on with other settings:\n{listing}\n"
             "Set them back, start over with --fresh, or give this run another run.name.",
         )
-    if data_digest(config) != progress.data_digest:
-        raise ConfigError(
-            "MRL-1502",
-            f"data.train={config.data.train!r} has other rows than when run {config.run.name!r} started; "
-            f"{progress.step} steps have drawn from the old ones.\n"
-            "Put the file back, start over with --fresh, or give this run another run.name.",
-        )
+    accepted = _require_same_data(config, progress)
     if template_digest(config) != progress.template_digest:
         raise ConfigError(
             "MRL-1438",
@@ -58,11 +55,33 @@ def require_same_run(config: RunConfig, progress: Progress) -> list[str]:
             f"started with; {progress.step} steps have learned to answer the old one.\n"
             "Put it back, start over with --fresh, or give this run another run.name.",
         )
-    return [_line(change) for change in changes]
+    return [*(_line(change) for change in changes), *accepted]
+
+
+def _require_same_data(config: RunConfig, progress: Progress) -> list[str]:
+    """Refuse files that changed, unless the user names what they have become; otherwise one line for each."""
+    hashes = data_hashes(config)
+    changed = {path: found for path, found in hashes.items() if found != progress.data_hashes.get(path)}
+    refused = [path for path, found in changed.items() if not found.startswith(tuple(config.data.accept_changed))]
+    if refused:
+        were = {path: progress.data_hashes.get(path, "nothing")[:SHOWN_HASH_DIGITS] for path in refused}
+        listing = "\n".join(f"    {path}: was {were[path]}, is {changed[path][:SHOWN_HASH_DIGITS]}" for path in refused)
+        # in quotes: 16 hexadecimal digits may look like a number
+        wanted = ", ".join(f'"{found[:SHOWN_HASH_DIGITS]}"' for found in changed.values())
+        raise ConfigError(
+            "MRL-1502",
+            f"training data changed since run {config.run.name!r} started; {progress.step} steps have drawn from what "
+            f"it was:\n{listing}\n"
+            "Put it back, start over with --fresh, or give this run another run.name. To go on with what it is now:\n"
+            f"    'data.accept_changed=[{wanted}]'",
+        )
+    return [f"{path}: another content, accepted" for path in changed]
 
 
 def _may_change(change: Change) -> bool:
     key, before, after = change
+    if key in _FREE:
+        return True
     if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED):
         return False
     if key == "algorithm.kl.coef":

@@ -31,6 +31,8 @@ class SavePlan:
 
     settings: CheckpointSettings
     last_step: int
+    # the canonical name of settings.best_metric
+    best_metric: str | None = None
 
     def is_due(self, step: int) -> bool:
         """Whether ``step`` is saved without anybody asking."""
@@ -38,8 +40,7 @@ class SavePlan:
 
     def better(self, best: Best | None, step: int, metrics: dict[str, float]) -> Best | None:
         """The best checkpoint when that of ``step``, with these metrics, is made."""
-        name = self.settings.best_metric
-        value = metrics.get(name) if name is not None else None
+        value = metrics.get(self.best_metric) if self.best_metric is not None else None
         if value is None or not math.isfinite(value):
             return best
         if best is not None and (value <= best.value if self.settings.best_mode == "max" else value >= best.value):

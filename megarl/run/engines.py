@@ -65,7 +65,7 @@ class InRankEngines:
     def connect(self, export: Export, residency: Residency) -> Connected:
         """See `Engines`."""
         transport = InProcessTransport(export, self._engine, self._world)
-        sync = EngineSync(transport, residency, lambda: False)
+        sync = EngineSync(transport, residency, lambda: not self._engine.has_weights)
         fleet = EmbeddedFleet(self._engine, self._world)
         return Connected(InRankServing(fleet, sync.refresh, residency.phase), sync)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megarl.checkpoint.store import Checkpoint, open_checkpoint
+from megarl.checkpoint.store import Checkpoint
 from megarl.config.layout import hf_config_of, model_shape
 from megarl.config.load import load_config
 from megarl.config.schema import RunConfig
@@ -23,6 +23,7 @@ from megarl.config.tokenizer_files import TEMPLATE_DIRECTORY, TEMPLATE_FILE, rea
 from megarl.core.errors import ConfigError, MissingInputError, StorageError
 from megarl.data.encoder import load_encoder
 from megarl.data.tokenizer import load_tokenizer
+from megarl.run.choose_step import Step, open_step
 from megarl.run.progress import Progress
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def export_checkpoint(run: Path, step: int | None, out: Path) -> str:
+def export_checkpoint(run: Path, step: Step, out: Path) -> str:
     """Write ``out``; what it says to the user. ``out`` appears whole or not at all."""
     if not (run / "resolved.yaml").is_file():
         raise MissingInputError(
@@ -46,7 +47,7 @@ def export_checkpoint(run: Path, step: int | None, out: Path) -> str:
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("MRL-1503", f"--out {out} exists and is not empty.\nName a directory that is not there yet.")
-    checkpoint = open_checkpoint(run / "checkpoints", step)
+    checkpoint = open_step(run / "checkpoints", step)
     config = load_config(run / "resolved.yaml")
     out = out.resolve()
     unfinished = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
@@ -118,13 +119,14 @@ def _write_shard(path: Path, shard: _Shard, checkpoint: Checkpoint, dtype: torch
         for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
             start, end = end, end + prod(shape) * dtype.itemsize
             header[name] = {"dtype": _TYPE_NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
+    from megarl.models.saved_weights import saved_tensors  # see `_table`
+
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for parameter in shard.parameters:
-            boxes = [checkpoint.read(f"actor/weight/{box.name}") for box in parameter.boxes()]
-            for tensor in parameter.cut.whole([torch.cat(boxes)]):
+            for tensor in saved_tensors(checkpoint.read, parameter):
                 file.write(tensor.to(dtype).contiguous().view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from megarl.config.schema import RunConfig
 from megarl.config.tokenizer_files import template_of
 from megarl.core.errors import DataError
+from megarl.data.content import content_hash
 
 
 class Best(NamedTuple):
@@ -40,10 +41,10 @@ class Progress:
     dtype: str
     config: dict[str, Any]
     config_digest: str
-    # of the training data's file; None for built-in tasks
-    data_digest: str | None
     # of the chat template's text; None if prompts are plain text
     template_digest: str | None
+    # of the training data's files, by path
+    data_hashes: dict[str, str]
 
     def to_tree(self) -> dict[str, Any]:
         """JSON values only."""
@@ -79,9 +80,7 @@ def template_digest(config: RunConfig) -> str | None:
     return template.sha256 if template is not None else None
 
 
-def data_digest(config: RunConfig) -> str | None:
-    """SHA-256 of the training data's file; None for tasks that are built in."""
-    if config.data.train.startswith("builtin:"):
-        return None
-    with Path(config.data.train).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def data_hashes(config: RunConfig) -> dict[str, str]:
+    """SHA-256 of the training data's files, by path. Built-in tasks have no file."""
+    paths = dict.fromkeys(source.path for source in config.data.train)
+    return {path: content_hash(Path(path)) for path in paths if not path.startswith("builtin:")}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from megarl.config.algorithms import LossAggregation
-from megarl.config.layout import critic_shape, microbatch_tokens, model_shape
+from megarl.config.layout import critic_shape, microbatch_tokens, model_shape, reward_shape
 from megarl.config.megatron_fields import split_megatron
-from megarl.config.model_shape import ModelShape
+from megarl.config.model_shape import ModelShape, read_hf_config
 from megarl.config.parallel import ParallelSettings
-from megarl.config.roles import ActorSettings, CriticSettings, ReferenceSettings
+from megarl.config.roles import ActorSettings, CriticSettings, ReferenceSettings, RewardModelSettings, TrainedSettings
 from megarl.config.schema import RunConfig
 from megarl.core.device import training_dtype
 from megarl.core.protocols import OffloadPart
@@ -24,9 +24,11 @@ from megarl.data.relayout import AnnotatorElsewhere, LearnerElsewhere, Relayout
 from megarl.models.build import ModelOptions
 from megarl.models.critic import Critic
 from megarl.models.decoder import LanguageModel, ValueModel, initial_weights
+from megarl.models.hf_weights import WeightSource, safetensors_weights
 from megarl.models.optim import OptimizerSettings, TrainingOptions
 from megarl.models.policy import Policy
 from megarl.models.reference import Reference
+from megarl.models.reward import RewardModel
 from megarl.models.setup import lay_out
 
 
@@ -37,16 +39,17 @@ class Models:
     policy: Policy
     critic: Critic | None
     reference: Reference | None
+    reward_model: RewardModel | None
 
     @property
     def parts(self) -> dict[str, OffloadPart]:
         """What of them can leave the device."""
-        present = (model for model in (self.policy, self.critic, self.reference) if model is not None)
-        return {name: part for model in present for name, part in model.parts.items()}
+        models = (self.policy, self.critic, self.reference, self.reward_model)
+        return {name: part for model in models if model is not None for name, part in model.parts.items()}
 
     @property
     def stateful(self) -> dict[str, Stateful]:
-        """Those of the run, by role."""
+        """Those whose state a checkpoint holds, by role. The reward model is read again from where it is."""
         roles: dict[str, Stateful | None] = {
             "actor": self.policy,
             "critic": self.critic,
@@ -78,7 +81,29 @@ def build_models(
         layout = lay_out(world, config.reference_parallel)
         frozen = LanguageModel(shape, layout, _options(config, config.reference, dtype), source)
         reference = Reference(frozen, temperature)
-    return Models(policy, critic, reference)
+    return Models(policy, critic, reference, build_reward_model(config, world))
+
+
+def build_frozen_policy(config: RunConfig, world: World, source: WeightSource) -> LanguageModel:
+    """The policy with the weights of ``source``, only to be looked at. Collective."""
+    options = _options(config, config.actor, run_dtype(config, world.device))
+    model = LanguageModel(model_shape(config), lay_out(world, config.actor.parallel), options, source)
+    for chunk in model.chunks:
+        chunk.requires_grad_(False)
+    return model
+
+
+def build_reward_model(config: RunConfig, world: World) -> RewardModel | None:
+    """The model that scores samples, with its weights in it; None for runs without. Collective."""
+    if not config.uses_reward_model:
+        return None
+    assert config.reward_model.path is not None, "checked with the configuration"
+    path = Path(config.reward_model.path)
+    layout = lay_out(world, config.reward_model_parallel)
+    options = _options(config, config.reward_model, run_dtype(config, world.device))
+    source = safetensors_weights(path, "reward_model.path", fresh_head=False)
+    model = ValueModel(reward_shape(config), layout, options, source)
+    return RewardModel(model, read_hf_config(path, "reward_model.path").get("pad_token_id"))
 
 
 def run_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
@@ -122,16 +147,21 @@ class SamePlans:
         return Relayout(models.policy.model.layout.world, self.policy, target, plan)
 
     def _plan(self, role: str, parallel: ParallelSettings, shape: ModelShape) -> PackPlan:
-        return PackPlan(
-            self._config.dp_size_of(parallel),
-            self._num_minibatches,
-            microbatch_tokens(self._config, role),
-            self._aggregation,
-            # ranks that share experts meet inside every forward pass; a group of them may reach over replicas
-            same_count=parallel.tp_size % (parallel.ep_size * parallel.expert_tp_size) != 0,
-            count_multiple=parallel.pp_size if parallel.vpp_size > 1 else 1,
-            attention_cost=_attention_cost(shape),
-        )
+        plan = forward_plan(self._config, role, parallel, shape)
+        return replace(plan, num_minibatches=self._num_minibatches, loss_aggregation=self._aggregation)
+
+
+def forward_plan(config: RunConfig, role: str, parallel: ParallelSettings, shape: ModelShape) -> PackPlan:
+    """How sequences are cut for one pass of a model over all of them."""
+    return PackPlan(
+        config.dp_size_of(parallel),
+        num_minibatches=1,
+        max_tokens_per_microbatch=microbatch_tokens(config, role),
+        # ranks that share experts meet inside every forward pass; a group of them may reach over replicas
+        same_count=parallel.tp_size % (parallel.ep_size * parallel.expert_tp_size) != 0,
+        count_multiple=parallel.pp_size if parallel.vpp_size > 1 else 1,
+        attention_cost=_attention_cost(shape),
+    )
 
 
 def _attention_cost(shape: ModelShape) -> float:
@@ -144,13 +174,15 @@ def _attention_cost(shape: ModelShape) -> float:
 
 
 def _options(
-    config: RunConfig, role: ActorSettings | CriticSettings | ReferenceSettings, dtype: torch.dtype
+    config: RunConfig,
+    role: ActorSettings | CriticSettings | ReferenceSettings | RewardModelSettings,
+    dtype: torch.dtype,
 ) -> ModelOptions:
     transformer, _, _ = split_megatron(role.megatron)
     return ModelOptions(
         dtype=dtype,
-        recompute="none" if isinstance(role, ReferenceSettings) else role.recompute,
-        logprob_chunk_tokens=0 if isinstance(role, CriticSettings) else role.logprob_chunk_tokens,
+        recompute=role.recompute if isinstance(role, TrainedSettings) else "none",
+        logprob_chunk_tokens=(role.logprob_chunk_tokens if isinstance(role, ActorSettings | ReferenceSettings) else 0),
         deterministic=config.run.deterministic,
         megatron=transformer,
     )

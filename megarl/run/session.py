@@ -28,7 +28,7 @@ from megarl.trackers.followers import Followers
 
 def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequest, *, inputs_checked: bool) -> None:
     """Train to the end, from the newest good checkpoint if there is one. The driver records and speaks. Collective."""
-    inputs = open_inputs(config, with_prompts=world.is_driver, measure=not inputs_checked)
+    inputs = open_inputs(config, with_prompts=world.is_driver, speak=not inputs_checked, describe_in=directory)
     store = CheckpointStore(directory / "checkpoints", world, config.checkpoint.keep)
     checkpoint = store.open_newest()
     if checkpoint is None:
@@ -45,6 +45,8 @@ def run_session(config: RunConfig, world: World, directory: Path, stop: StopRequ
     )
     if inputs.encoder.template is not None:
         recorder.announce(f"Chat template: {inputs.encoder.template.source}")
+    if world.is_driver and config.generates:
+        inputs.start_scorers()  # they warm up while the models are built
     run = Builder(config, inputs, world, recorder).build(store, stop)
     if checkpoint is not None:
         recorder.announce(_where_it_resumes(config, checkpoint, directory))

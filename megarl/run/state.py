@@ -11,32 +11,37 @@ import torch
 from megarl.checkpoint.store import Checkpoint
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
+from megarl.core.protocols import Algorithm, Remembers
 from megarl.core.slices import Slice, Stateful
 from megarl.core.world import DRIVER, World
-from megarl.data.cursor import Cursor
 from megarl.metrics.meter import Meter
 from megarl.models.random_state import restore_tracker_state, tracker_state
+from megarl.rollout.prompt_stream import MixedPrompts
 from megarl.rollout.server_rollouts import ServerRollouts
-from megarl.run.progress import Best, Progress, config_digest, data_digest, template_digest
+from megarl.run.progress import Best, Progress, config_digest, template_digest
 from megarl.run.recorder import Recorder
 from megarl.run.rng import restore_rng_state, rng_state
 from megarl.run.sync import EngineSync
 
 _AHEAD = "rollouts/ahead"
+_ALGORITHM = "algorithm/"
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Who holds state: the models by role, the stages' cursors (of the driver), the engines, rollouts and recorder."""
+    """Who holds state: the models by role, the stages' prompts (of the driver), the engines, rollouts and recorder."""
 
     models: Mapping[str, Stateful]
-    cursors: Mapping[str, Cursor]
+    prompts: Mapping[str, MixedPrompts]
     sync: EngineSync | None
     # rollouts that are drawn ahead of their step; None if none are
     ahead: ServerRollouts | None
+    algorithm: Algorithm
     recorder: Recorder
     # of the policy's weights, which an export has as well
     dtype: torch.dtype
+    # of the training data's files, by path (of the driver)
+    data_hashes: Mapping[str, str]
 
 
 class RunState:
@@ -46,7 +51,6 @@ class RunState:
         self._world = world
         self._parts = parts
         self._config: dict[str, Any] = config.model_dump(mode="json")
-        self._data_digest = data_digest(config) if world.is_driver else None
         self._template_digest = template_digest(config) if world.is_driver else None
 
     def settle(self, step: int, meter: Meter) -> None:
@@ -55,10 +59,18 @@ class RunState:
             self._parts.ahead.settle(step, meter)
 
     def rank_state(self) -> dict[str, torch.Tensor]:
-        """What belongs to this rank alone: its generators and, on the driver, samples that are not trained on yet."""
+        """What belongs to this rank alone: its generators and, on the driver, samples that are not trained on yet and
+        what the algorithm remembers.
+        """
         state = {**rng_state(self._world.device), **tracker_state()}
-        ahead = self._parts.ahead.state() if self._parts.ahead and self._world.is_driver else None
-        return state if ahead is None else {**state, _AHEAD: torch.from_numpy(ahead)}
+        if not self._world.is_driver:
+            return state
+        ahead = self._parts.ahead.state() if self._parts.ahead else None
+        if ahead is not None:
+            state[_AHEAD] = torch.from_numpy(ahead)
+        algorithm = self._parts.algorithm
+        remembered = algorithm.state() if isinstance(algorithm, Remembers) else {}
+        return {**state, **{_ALGORITHM + name: torch.from_numpy(array) for name, array in remembered.items()}}
 
     def slices(self) -> list[Slice]:
         """This rank's share of all models. The models must be on the device."""
@@ -69,8 +81,8 @@ class RunState:
         parts = self._parts
         return Progress(
             step=step,
-            served_version=parts.sync.served_version if parts.sync else None,
-            cursors={stage: cursor.state() for stage, cursor in parts.cursors.items()},
+            served_version=parts.sync.served_version() if parts.sync else None,
+            cursors={stage: prompts.state() for stage, prompts in parts.prompts.items()},
             models={role: model.state() for role, model in parts.models.items()},
             num_samples=parts.recorder.num_samples,
             num_tokens=parts.recorder.num_tokens,
@@ -79,8 +91,8 @@ class RunState:
             dtype=str(parts.dtype).removeprefix("torch."),
             config=self._config,
             config_digest=config_digest(self._config),
-            data_digest=self._data_digest,
             template_digest=self._template_digest,
+            data_hashes=dict(parts.data_hashes),
         )
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
@@ -97,14 +109,18 @@ class RunState:
         checkpoint.fill(room)
         for model in parts.models.values():
             model.restored()
-        for stage, cursor in parts.cursors.items():
-            cursor.restore(progress.cursors[stage])
+        for stage, prompts in parts.prompts.items():
+            prompts.restore(progress.cursors[stage])
         parts.recorder.num_samples = progress.num_samples
         parts.recorder.num_tokens = progress.num_tokens
         if parts.sync is not None and progress.served_version == progress.step:
             # So that the next step does not push, and count, what was pushed before the stop.
             parts.sync.refresh(progress.step, Meter())
-        self._restore_ahead((checkpoint.rank_state(DRIVER) or {}).get(_AHEAD) if self._world.is_driver else None)
+        of_driver = (checkpoint.rank_state(DRIVER) or {}) if self._world.is_driver else {}
+        self._restore_ahead(of_driver.get(_AHEAD))
+        if isinstance(parts.algorithm, Remembers):
+            own = {name: array for name, array in of_driver.items() if name.startswith(_ALGORITHM)}
+            parts.algorithm.restore({name.removeprefix(_ALGORITHM): array.numpy() for name, array in own.items()})
         if same_layout(progress.config, self._config):
             generators = checkpoint.rank_state(self._world.rank)
             assert generators is not None, "the layout is the same"

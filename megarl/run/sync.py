@@ -26,15 +26,19 @@ class EngineSync:
     ) -> None:
         self._transport = transport
         self._residency = residency
-        # whether an engine came up since the last push; collective
+        # whether an engine came up, or made room for another model, since the last push; collective
         self._someone_lacks_weights = someone_lacks_weights
-        # None: they have no weights yet
-        self.served_version: int | None = None
+        # the weights that were pushed last; None: none yet
+        self._pushed_version: int | None = None
 
     def refresh(self, version: int, meter: Meter) -> None:
         """Make the engines serve ``version``; nothing to do if they already do. Collective."""
-        if version == self.served_version and not self._someone_lacks_weights():
+        if version == self.served_version():
             return
         with meter.timed("timing_s/update_weights"), self._residency.phase(UPDATE, meter):
             meter.merge(self._transport.push(version))
-        self.served_version = version
+        self._pushed_version = version
+
+    def served_version(self) -> int | None:
+        """The weights that all engines serve; None if one of them has none. Collective."""
+        return None if self._pushed_version is None or self._someone_lacks_weights() else self._pushed_version

@@ -38,7 +38,7 @@ SHORT = (
 
 # Clocks, memory and what is computed from them; everything else must repeat to the last bit.
 NOT_REPRODUCIBLE = re.compile(
-    r"time/|timing_|memory/|perf/(throughput|time_per_step|mfu/.*|.*_gb|cpu_memory_used_frac)|system/tps|alerts/(H1[123]|H2[2356])"
+    r"(rollout/)?time/|timing_|memory/|perf/(throughput|time_per_step|mfu/.*|.*_gb|cpu_memory_used_frac)|system/tps|alerts/(H1[123]|H2[2356])"
 )
 
 

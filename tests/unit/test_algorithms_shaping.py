@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from megarl.algorithms.losses import PolicyLoss
-from megarl.algorithms.rewards import shape_rewards, weigh_samples
+from megarl.algorithms.reward_scale import RewardScale
+from megarl.algorithms.rewards import weigh_samples
 from megarl.config.algorithms import GrpoSettings, PpoSettings
 from megarl.core.world import World
 from megarl.data.pack import PackPlan, pack
@@ -30,7 +31,7 @@ def world() -> Iterator[World]:
 def shaped(world: World, **settings: Any) -> tuple[list[list[float]], float]:
     groups = [group_of(rewards) for rewards in GROUPS]
     meter = Meter()
-    shape_rewards(groups, PpoSettings(name="ppo", **settings), meter)
+    RewardScale(PpoSettings(name="ppo", **settings)).shape(groups, meter)
     return (
         [[sample.shaped_reward for sample in group.samples] for group in groups],  # type: ignore[misc]
         reported(meter, world)["critic/reward_clip_frac"],
@@ -61,7 +62,7 @@ def test_what_is_outside_the_limit_is_cut_off_and_counted(world: World) -> None:
 
 def test_equal_rewards_become_zero_not_nan(world: World) -> None:
     groups = [group_of([3.0, 3.0])]
-    shape_rewards(groups, GrpoSettings(name="grpo", normalize_rewards="group"), Meter())
+    RewardScale(GrpoSettings(name="grpo", normalize_rewards="group")).shape(groups, Meter())
     assert [sample.shaped_reward for sample in groups[0].samples] == [0.0, 0.0]
 
 

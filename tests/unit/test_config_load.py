@@ -24,7 +24,7 @@ def test_defaults_fill_the_minimal_configuration(tmp_path: Path) -> None:
     assert config.actor.optimizer.lr == 1e-6
     assert config.critic.optimizer.lr == 1e-5
     assert isinstance(config.algorithm, GrpoSettings)
-    assert config.reward.name == "exact_match"
+    assert config.reward[0].name == "exact_match"
     assert config.warmup is None
     assert (config.uses_critic, config.uses_reference, config.dp_size, config.samples_per_step) == (
         False,
@@ -43,7 +43,7 @@ def test_the_quickstart_is_the_recipe() -> None:
     assert (config.actor.optimizer.lr, config.actor.optimizer.min_lr_ratio) == (8e-4, 0.1)
     assert (config.warmup.num_steps, config.warmup.batch_size, config.warmup.optimizer.lr) == (200, 64, 5e-3)
     assert config.num_minibatches == 2
-    assert config.reward.options == {"after": ":"}
+    assert config.reward[0].options == {"after": ":"}
 
 
 def test_the_ppo_quickstart_overrides_its_parent() -> None:
@@ -57,7 +57,7 @@ def test_the_ppo_quickstart_overrides_its_parent() -> None:
 
 
 def test_the_coin_flip_takes_no_options_from_its_parent() -> None:
-    reward = load_config(CONFIGS / "quickstart_coin_flip.yaml").reward
+    (reward,) = load_config(CONFIGS / "quickstart_coin_flip.yaml").reward
     assert (reward.name, reward.options) == ("coin_flip", {})
 
 

@@ -111,16 +111,16 @@ from tests.unit.config_files import MINIMAL, load_text, refusal
         (
             "builtin:carry",
             "builtin:cary",
-            'MRL-1004 run.yaml:20 data.train="builtin:cary" is not allowed. It must be a JSONL '
-            "file or a built-in task: builtin:carry, builtin:carry_held_out, builtin:sort, builtin:sort_held_out. "
+            'MRL-1004 run.yaml:20 data.train="builtin:cary" is not allowed. It must be a JSONL or Parquet file, '
+            "or a built-in task: builtin:carry, builtin:carry_held_out, builtin:sort, builtin:sort_held_out. "
             "Did you mean builtin:carry?",
         ),
         (
             "data:\n",
             "reward: exactmatch\ndata:\n",
             'MRL-1004 run.yaml:19 reward="exactmatch" is not allowed. It must be '
-            'exact_match, coin_flip, or the import path of a function: "package.module:function". '
-            "Did you mean exact_match?",
+            "exact_match, math_answer, format, length, code, remote, judge, outcome, model, coin_flip, "
+            'or the import path of a function: "package.module:function". Did you mean exact_match?',
         ),
         (
             "data:\n",

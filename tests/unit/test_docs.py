@@ -17,12 +17,13 @@ from megarl.config.load import load_config
 from megarl.config.preflight import require_inputs
 from megarl.core import errors
 from megarl.core.sample import Prompt, Sample
+from megarl.run.evaluation_plan import config_to_evaluate
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMANDS = ("check", "train", "report", "export", "track")
+COMMANDS = ("check", "train", "eval", "report", "samples", "export", "track")
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,18 @@ def test_megarl_commands_are_right(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``check`` is run and must print what the page shows; ``train`` is checked up to where training would start, and
-    ``report``, ``export`` and ``track`` up to where they would look for the run.
+    ``eval``, ``report``, ``samples``, ``export`` and ``track`` up to where they would look for the run or model.
     """
     monkeypatch.chdir(ROOT)
     arguments = megarl_arguments(command)
     assert arguments is not None
     assert arguments[0] in COMMANDS
-    if arguments[0] in ("report", "export", "track"):
+    if arguments[0] == "eval":
+        parsed = cli._parser().parse_args(arguments)
+        config = config_to_evaluate(load_config(parsed.config, parsed.overrides), parsed.set)
+        require_inputs(config, trains=False)
+        return
+    if arguments[0] in ("report", "samples", "export", "track"):
         parsed = cli._parser().parse_args(arguments)
         assert parsed.run.parts[0] == "runs"
         load_config(ROOT / "configs" / f"{parsed.run.name}.yaml", getattr(parsed, "overrides", ()))
@@ -212,7 +218,8 @@ def test_the_example_reward_gives_partial_credit(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.syspath_prepend(str(ROOT))
     config = load_config(ROOT / "examples" / "custom_reward" / "config.yaml", [])
-    reward = load_reward(config.reward.name, config.reward.options)
+    (settings,) = config.reward
+    reward = load_reward(settings.name, settings.options)
 
     def score(response: str) -> float:
         return float(reward.function(_prompt("1033"), _sample(response), **reward.options))
@@ -222,7 +229,6 @@ def test_the_example_reward_gives_partial_credit(monkeypatch: pytest.MonkeyPatch
     assert score("6+7=13:1034") == 0.5 * 3 / 4
     assert score("1033") == 0.0
     assert score("6+7=13:") == 0.0
-    reward.close()
 
 
 def _prompt(answer: str) -> Prompt:

@@ -172,6 +172,13 @@ def test_a_multitude_of_small_sequences_is_poured_evenly() -> None:
     assert max(small) - min(small) <= 2
 
 
+@pytest.mark.parametrize("num_sequences", range(60, 70))
+def test_any_number_of_sequences_fits_into_one_microbatch(num_sequences: int) -> None:
+    """65 of them leave one for the bulk, which has no half."""
+    ((microbatch,),) = plan_minibatch([10] * num_sequences, PackPlan(1, 1, 4096))
+    assert sorted(microbatch.tolist()) == list(range(num_sequences))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"dp_size": 0}, {"count_multiple": 0}, {"attention_cost": -1.0}, {"attention_cost": float("nan")}],

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megarl.core.errors import ConfigError, DataError, MissingInputError
-from megarl.data.prompts import PromptKeys, PromptSource, open_prompts
+from megarl.data.encoder import PromptEncoder
+from megarl.data.prompts import BadRowPolicy, PromptKeys, PromptSource, open_prompts
 from megarl.data.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer("builtin:characters")
+ENCODER = PromptEncoder(TOKENIZER)
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 
 
 def open_text(path: Path, content: str | bytes, **options: Any) -> PromptSource:
     path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
-    return open_prompts(str(path), TOKENIZER, **options)
+    return open_prompts(str(path), ENCODER, **options)
 
 
 @pytest.fixture
@@ -76,9 +80,23 @@ BAD_ROWS = {
     "extra": (GOOD + "}", 34, "not valid JSON"),
     "list": ("[1, 2]", 1, "must be a JSON object, not a list"),
     "missing key": ('{"question": "1+1="}', 1, 'key "prompt" is missing'),
-    "null": ('{"answer": "2", "prompt": null}', 17, 'key "prompt" must be a string, not null'),
-    "messages": ('{"prompt": [{"role": "user"}]}', 2, 'key "prompt" must be a string, not a list'),
-    "number": ('{"prompt": 3}', 2, 'key "prompt" must be a string, not a number'),
+    "null": ('{"answer": "2", "prompt": null}', 17, 'key "prompt" must be a string or a list of messages, not null'),
+    "number": ('{"prompt": 3}', 2, 'key "prompt" must be a string or a list of messages, not a number'),
+    "no messages": ('{"prompt": []}', 2, 'key "prompt" is an empty list of messages'),
+    "text as message": ('{"prompt": ["hi"]}', 2, 'key "prompt" has a message 1 that is not an object but a string'),
+    "no role": ('{"prompt": [{"content": "hi"}]}', 2, 'key "prompt" has a message 1 without a "role"'),
+    "no content": ('{"prompt": [{"role": "user"}]}', 2, 'key "prompt" has a message 1 whose "content" is null'),
+    "empty messages": ('{"prompt": [{"role": "user", "content": " "}]}', 2, 'key "prompt" has only empty messages'),
+    "answered": (
+        '{"prompt": [{"role": "user", "content": "1="}, {"role": "assistant", "content": "1"}]}',
+        2,
+        'key "prompt" ends with a message of the assistant',
+    ),
+    "foreign character in a message": (
+        '{"prompt": [{"role": "user", "content": "1=\\n"}]}',
+        2,
+        'key "prompt" cannot be encoded',
+    ),
     "empty prompt": ('{"prompt": ""}', 2, 'key "prompt" is empty'),
     "blank prompt": ('{"prompt": "  "}', 2, 'key "prompt" is empty'),
     "unknown character": ('{"prompt": "1+1=?\\n"}', 2, 'key "prompt" cannot be encoded'),
@@ -129,10 +147,18 @@ def test_excerpts_are_short_escaped_and_near_the_fault(file: Path) -> None:
     assert line.isprintable()
 
 
+def test_a_huge_row_is_a_row_and_a_huge_bad_row_is_told_in_one_line(file: Path) -> None:
+    huge = "1" * 3_000_000
+    assert len(open_text(file, f'{GOOD}\n{{"prompt": "{huge}"}}\n')[1].text) == len(huge)
+    with pytest.raises(DataError, match=f"{file}:1:3000015 not valid JSON") as caught:
+        open_text(file, f'{{"prompt": "{huge}" oops')
+    assert len(str(caught.value)) < 500
+
+
 def test_required_fields_are_checked_in_every_row(file: Path) -> None:
     content = f'{GOOD}\n{{"prompt": "1=", "answer": null}}\n'
     assert len(open_text(file, content)) == 2
-    with pytest.raises(DataError, match=':2:1 key "answer" is missing, and this run needs it'):
+    with pytest.raises(DataError, match=':2:18 key "answer" is missing, and this run needs it'):
         open_text(file, content, required=frozenset({"answer"}))
     with pytest.raises(DataError, match='key "demonstration" is missing'):
         open_text(file, content, required=frozenset({"demonstration"}))
@@ -149,13 +175,13 @@ def test_ten_bad_rows_are_shown_and_all_are_counted(file: Path) -> None:
 
 def test_skipping_counts_what_it_leaves_out(file: Path) -> None:
     content = "\n".join([GOOD, "{", '{"prompt": "2+2="}', "", '{"prompt": "3+3="}'])
-    source = open_text(file, content, bad_rows="skip", max_bad_rows=2)
+    source = open_text(file, content, policy=BadRowPolicy("skip", 2))
     assert [source[i].text for i in range(len(source))] == ["1+1=", "2+2=", "3+3="]
     assert source[2].id == "train.jsonl:5", "ids keep the line of the file"
     assert source.num_skipped_rows == 2
     assert "2 bad rows of 5 skipped" in source.skip_report
     with pytest.raises(DataError, match=r"more than data.max_bad_rows=1"):
-        open_text(file, content, bad_rows="skip", max_bad_rows=1)
+        open_text(file, content, policy=BadRowPolicy("skip", 1))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +189,7 @@ def test_skipping_counts_what_it_leaves_out(file: Path) -> None:
 )
 def test_a_file_without_a_good_row_is_an_error(file: Path, content: str, policy: str) -> None:
     with pytest.raises(DataError, match="MRL-2002"):
-        open_text(file, content, bad_rows=policy)
+        open_text(file, content, policy=BadRowPolicy(policy))
 
 
 def test_a_compressed_file_is_refused_with_a_hint(file: Path, tmp_path: Path) -> None:
@@ -174,11 +200,11 @@ def test_a_compressed_file_is_refused_with_a_hint(file: Path, tmp_path: Path) ->
 
 def test_missing_files_and_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match=r"data.eval=.*does not exist"):
-        open_prompts(str(tmp_path / "none.jsonl"), TOKENIZER, where="data.eval")
+        open_prompts(str(tmp_path / "none.jsonl"), ENCODER, where="data.eval")
     with pytest.raises(MissingInputError, match="is a directory"):
-        open_prompts(str(tmp_path), TOKENIZER)
+        open_prompts(str(tmp_path), ENCODER)
     with pytest.raises(ConfigError, match="builtin:carry, builtin:carry_held_out, builtin:sort, builtin:sort_held_out"):
-        open_prompts("builtin:gsm8k", TOKENIZER)
+        open_prompts("builtin:gsm8k", ENCODER)
 
 
 def test_a_file_that_changes_under_the_run_is_noticed(file: Path) -> None:
@@ -186,3 +212,30 @@ def test_a_file_that_changes_under_the_run_is_noticed(file: Path) -> None:
     file.write_text(f"  {GOOD}\n{GOOD}\n")
     with pytest.raises(DataError, match="MRL-2005"):
         source[1]
+
+
+def test_a_file_that_changes_to_other_good_rows_is_noticed_and_one_that_is_only_touched_is_not(file: Path) -> None:
+    source = open_text(file, f"{GOOD}\n{GOOD}\n")
+    file.write_text(f"{GOOD}\n{GOOD}\n")
+    os.utime(file, (1, 1))
+    assert source[1].answer == "2"
+    file.write_text(f"{GOOD}\n{GOOD}\n".replace("2", "3"))
+    with pytest.raises(DataError, match="MRL-2005"):
+        source[1]
+
+
+def test_an_open_file_takes_a_few_bytes_per_row(file: Path) -> None:
+    """Offsets, lines and the hashes of ids; and while it is read, a row at a time."""
+    num_rows = 5000
+    rows = (json.dumps({"prompt": "1=", "id": f"row {i}", "note": "x" * 1000}) for i in range(num_rows))
+    file.write_text("\n".join(rows))
+    open_prompts(str(file), ENCODER)  # what is made once is not counted
+    tracemalloc.start()
+    try:
+        source = open_prompts(str(file), ENCODER)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(source) == num_rows
+    assert kept < 24 * num_rows, "two numbers of 8 bytes, and the object itself"
+    assert peak < 250 * num_rows, "a quarter of the file, most of it to sort the hashes"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megarl.core.errors import ConfigError
-from megarl.data.prompts import Cursor
+from megarl.data.cursor import Cursor
 
 ITEMS = st.integers(1, 20)
 TAKES = st.lists(st.tuples(st.integers(0, 45), st.booleans()), max_size=8)

@@ -11,7 +11,7 @@ from megarl.config.load import load_config
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError, DataError
 from megarl.run.changes import require_same_run
-from megarl.run.progress import Best, Progress, config_digest, data_digest, template_digest
+from megarl.run.progress import Best, Progress, config_digest, data_hashes, template_digest
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SAFE = [
@@ -79,8 +79,8 @@ def progress(config: RunConfig, step: int = 7) -> Progress:
         dtype="float32",
         config=tree,
         config_digest=config_digest(tree),
-        data_digest=data_digest(config),
         template_digest=template_digest(config),
+        data_hashes=data_hashes(config),
     )
 
 

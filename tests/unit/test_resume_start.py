@@ -165,8 +165,8 @@ def test_when_a_step_is_saved() -> None:
 
 
 def test_the_best_checkpoint() -> None:
-    highest = SavePlan(CheckpointSettings(best_metric="a"), 10)
-    lowest = SavePlan(CheckpointSettings(best_metric="a", best_mode="min"), 10)
+    highest = SavePlan(CheckpointSettings(best_metric="a"), 10, "a")
+    lowest = SavePlan(CheckpointSettings(best_metric="a", best_mode="min"), 10, "a")
     steps = [(2, {"a": 0.5}), (4, {"a": 0.9}), (6, {"b": 9.0}), (8, {"a": 0.1}), (10, {"a": float("nan")})]
     for plan, expected in ((highest, Best(4, 0.9)), (lowest, Best(8, 0.1))):
         best = None

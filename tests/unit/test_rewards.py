@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import sys
-import warnings
 from collections.abc import Callable
-from contextlib import closing
 from fractions import Fraction
 from typing import Any
 
@@ -21,7 +18,7 @@ from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards import Reward
 from megarl.rewards.load import check_reward, load_reward
 from megarl.rewards.reward import RewardFunction
-from megarl.rewards.score import score_groups
+from megarl.rewards.score import score as score_one
 
 
 def make_sample(response: str = "", seed: int = 0) -> Sample:
@@ -33,15 +30,17 @@ def make_group(*responses: str, answer: str | None = "42", prompt_id: str = "tra
     return Group(prompt, [make_sample(response, seed) for seed, response in enumerate(responses)])
 
 
-def score_with(function: Callable[..., Any], *groups: Group, max_concurrency: int = 256, **options: Any) -> None:
-    with closing(RewardFunction("mine:score", function, options)) as reward:
-        score_groups(groups, reward, max_concurrency)
+def score_with(reward: RewardFunction, group: Group) -> list[Reward]:
+    """Score the samples in this process, one after the other."""
+
+    async def score_all() -> list[Reward]:
+        return [await score_one(reward, group.prompt, sample) for sample in group.samples]
+
+    return asyncio.run(score_all())
 
 
-def score(function: Callable[..., Any], *responses: str) -> list[float | None]:
-    group = make_group(*responses)
-    score_with(function, group)
-    return [sample.reward for sample in group.samples]
+def score(function: Callable[..., Any], *responses: str) -> list[float]:
+    return [reward.value for reward in score_with(RewardFunction("mine:score", function), make_group(*responses))]
 
 
 def length_of(prompt: Prompt, sample: Sample) -> float:
@@ -67,22 +66,20 @@ async def slow_length_of(prompt: Prompt, sample: Sample) -> Reward:
     ],
 )
 def test_exact_match(after: str | None, response: str, expected: float) -> None:
-    group = make_group(response)
-    score_groups([group], load_reward("exact_match", {} if after is None else {"after": after}))
-    assert group.samples[0].reward == expected
+    reward = load_reward("exact_match", {} if after is None else {"after": after})
+    assert score_with(reward, make_group(response)) == [Reward(expected)]
 
 
 def test_exact_match_needs_an_answer() -> None:
     with pytest.raises(DataError, match=r"MRL-2101 .*'train.jsonl:3' has no answer"):
-        score_groups([make_group("42", answer=None)], load_reward("exact_match", {}))
+        score_with(load_reward("exact_match", {}), make_group("42", answer=None))
 
 
 def test_coin_flip_repeats_itself_and_is_fair() -> None:
     reward = load_reward("coin_flip", {})
-    first, second = make_group(*["42"] * 1000), make_group(*["41"] * 1000)
-    score_groups([first, second], reward)
-    flips = [sample.reward for sample in first.samples]
-    assert flips == [sample.reward for sample in second.samples], "the response must not matter"
+    flips = [one.value for one in score_with(reward, make_group(*["42"] * 1000))]
+    others = [one.value for one in score_with(reward, make_group(*["41"] * 1000))]
+    assert flips == others, "the response must not matter"
     assert set(flips) == {0.0, 1.0}
     # Fixed seeds, so this cannot flicker; four standard errors of 1000 fair flips are 6.3 points.
     assert np.mean(flips) == pytest.approx(0.5, abs=0.063)
@@ -90,46 +87,10 @@ def test_coin_flip_repeats_itself_and_is_fair() -> None:
 
 def test_sync_and_async_rewards_and_named_scores() -> None:
     assert score(length_of, "1", "22", "333") == [1.0, 2.0, 3.0]
-    first, second = make_group("1", "22"), make_group("333")
-    score_with(slow_length_of, first, second)
-    assert [sample.reward for sample in [*first.samples, *second.samples]] == [1.0, 2.0, 3.0]
-    assert [sample.scores for sample in [*first.samples, *second.samples]] == [{"first": n} for n in (1.0, 2.0, 3.0)]
-
-
-def test_async_rewards_run_concurrently_up_to_the_limit() -> None:
-    running, most = 0, 0
-
-    async def watch(prompt: Prompt, sample: Sample) -> float:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        running -= 1
-        return 1.0
-
-    score_with(watch, make_group(*["x"] * 20), max_concurrency=7)
-    assert most == 7
-
-
-def test_async_rewards_share_one_event_loop_over_the_steps() -> None:
-    loops = []
-
-    async def remember(prompt: Prompt, sample: Sample) -> float:
-        loops.append(asyncio.get_running_loop())
-        return 0.0
-
-    with closing(RewardFunction("mine:remember", remember)) as reward:
-        for _ in range(2):
-            score_groups([make_group("x")], reward)
-    assert loops[0] is loops[1]
-
-
-def test_a_sync_reward_may_run_its_own_event_loop() -> None:
-    async def inner() -> float:
-        return 0.5
-
-    assert score(lambda prompt, sample: asyncio.run(inner()), "x") == [0.5]
+    assert score_with(RewardFunction("mine:score", slow_length_of), make_group("1", "22")) == [
+        Reward(1.0, {"first": 1.0}),
+        Reward(2.0, {"first": 2.0}),
+    ]
 
 
 @pytest.mark.parametrize("number", [1, -0.5, np.float32(0.25), np.int64(3), Fraction(1, 2)])
@@ -168,15 +129,12 @@ def test_anything_else_is_an_error_that_says_what_came(value: Any, is_async: boo
     async def later(prompt: Prompt, sample: Sample) -> Any:
         return value
 
-    group = make_group("x")
-    function = later if is_async else lambda prompt, sample: value
     with pytest.raises(DataError) as caught:
-        score_with(function, group)
+        score(later if is_async else lambda prompt, sample: value, "x")
     first, second = str(caught.value).splitlines()
     assert first.startswith('MRL-2103 reward "mine:score" returned ')
     assert "'train.jsonl:3'" in first
     assert second.startswith("Expected ")
-    assert group.samples[0].reward is None
     assert caught.value.exit_code == 65
 
 
@@ -219,43 +177,24 @@ def test_foreign_text_in_messages_is_short_and_escaped() -> None:
     def fail(prompt: Prompt, sample: Sample) -> float:
         raise ValueError("\x1b[31mred\nMRL-0000 forged " + "x" * 1000)
 
-    group = make_group("x", prompt_id="id\n" + "y" * 1000)
     with pytest.raises(DataError) as caught:
-        score_with(fail, group)
+        score_with(RewardFunction("mine:score", fail), make_group("x", prompt_id="id\n" + "y" * 1000))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
 
 
-def test_a_failure_leaves_no_coroutine_behind() -> None:
-    async def fail_first(prompt: Prompt, sample: Sample) -> float:
-        await asyncio.sleep(0)  # so that the others queue behind the first
-        if sample.seed == 0:
-            raise ValueError("first")
-        return 0.0
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with pytest.raises(DataError, match="'first'"):
-            score_with(fail_first, make_group(*["x"] * 50), max_concurrency=1)
-        gc.collect()
-    assert not [str(warning.message) for warning in caught if "never awaited" in str(warning.message)]
-
-
 def test_options_reach_the_function() -> None:
-    group = make_group("x")
-    score_with(lambda prompt, sample, *, scale: 2.0 * scale, group, scale=3)
-    assert group.samples[0].reward == 6.0
+    reward = RewardFunction("mine:score", lambda prompt, sample, *, scale: 2.0 * scale, {"scale": 3})
+    assert score_with(reward, make_group("x")) == [Reward(6.0)]
 
 
 def test_own_functions_are_imported() -> None:
     reward = load_reward("megarl.rewards.exact_match:exact_match", {"after": ":"})
-    group = make_group("x:42")
-    score_groups([group], reward)
-    assert group.samples[0].reward == 1.0
+    assert score_with(reward, make_group("x:42")) == [Reward(1.0)]
 
 
 def test_unknown_names_and_options_are_config_errors() -> None:
-    with pytest.raises(ConfigError, match=r"'exact' is not known. Built in: exact_match, coin_flip"):
+    with pytest.raises(ConfigError, match=r"'exact' is not known. Built in: exact_match, math_answer, "):
         load_reward("exact", {})
     with pytest.raises(ConfigError, match="MRL-1303"):
         load_reward("math:no_such_function", {})

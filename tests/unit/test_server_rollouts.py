@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megarl.config.rewards import RewardSettings
+from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import ConfigError
 from megarl.core.protocols import Generation, GenerationRequest, SamplingParams
 from megarl.core.sample import Prompt, VersionSpan
 from megarl.core.world import World
 from megarl.data.tokenizer import load_tokenizer
 from megarl.metrics.meter import Meter
-from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
 from megarl.rollout.drafts import Draft, join, new_draft
-from megarl.rollout.generated import Marking, RolloutPlan, keep_no_record
+from megarl.rollout.filters import Filters
+from megarl.rollout.marking import Marking, keep_no_record
+from megarl.rollout.rollout_plan import RolloutPlan
 from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
 from megarl.rollout.serving import ServerServing
 from tests.unit.one_rank import one_rank_world
@@ -52,7 +55,9 @@ class ScriptedServers:
     asked: list[list[GenerationRequest]] = field(default_factory=list)
     waited_for: list[int | None] = field(default_factory=list)
 
-    def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> ScriptedBatch:
+    def submit(
+        self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range, on_served: object = None
+    ) -> ScriptedBatch:
         assert self.version in versions
         self.log.append(("submit", (self.version, versions)))
         self.asked.append(list(requests))
@@ -100,8 +105,17 @@ class Numbers:
         first, self.next = self.next, self.next + num_prompts
         return [Prompt(str(i), f"{i}", np.array([1, 2, i % 20]), "1") for i in range(first, self.next)]
 
+    def report(self, meter: Meter) -> None: ...
 
-def rollouts(world: World, servers: ScriptedServers, num_prompts: int = 3, **ahead: object) -> ServerRollouts:
+
+def rollouts(
+    world: World,
+    servers: ScriptedServers,
+    num_prompts: int = 3,
+    filters: Filters | None = None,
+    max_refills: int = 0,
+    **ahead: object,
+) -> ServerRollouts:
     def refresh(version: int, meter: Meter) -> None:
         if version != servers.version:
             servers.log.append(("push", version))
@@ -110,9 +124,10 @@ def rollouts(world: World, servers: ScriptedServers, num_prompts: int = 3, **ahe
     def enter(phase: str, meter: Meter) -> nullcontext[None]:
         return nullcontext()
 
-    plan = RolloutPlan(num_prompts, 2, PARAMS, 64, 7)
+    plan = RolloutPlan(num_prompts, 2, PARAMS, 64, 7, max_refills=max_refills)
     terms = AheadPlan(**{**dict.fromkeys(AheadPlan.__slots__, 0), "carries_over": False, "last_step": 9, **ahead})  # type: ignore[arg-type]
-    marking = Marking(Scorer(load_reward("coin_flip", {})), plan, enter, keep_no_record)
+    scorer = Scorer([RewardSettings(name="coin_flip")], ScoringSettings())
+    marking = Marking(scorer, filters or Filters(), plan, enter, keep_no_record, world)
     serving = ServerServing(servers, refresh, enter, world)  # type: ignore[arg-type]
     return ServerRollouts(Numbers(), load_tokenizer("builtin:characters"), serving, plan, terms, marking, world)
 

@@ -96,6 +96,11 @@ class EmbeddedEngine:
         return self._is_paused
 
     @property
+    def has_weights(self) -> bool:
+        """Whether weights were sent that are not released."""
+        return self._is_loaded
+
+    @property
     def can_serve(self) -> bool:
         """Whether weights and KV cache are there and no update is running."""
         return self._is_loaded and self._missing is None and self._pool.num_bytes > 0

@@ -13,6 +13,7 @@ from megarl.core.protocols import (
     EnginePart,
     Generation,
     GenerationRequest,
+    OnServed,
     RemoteEngine,
     ServerProcesses,
 )
@@ -58,9 +59,15 @@ class FleetCore:
         await self._watch.close()
         await self._dispatch.close()
 
-    async def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> Work:
+    async def submit(
+        self,
+        requests: Sequence[GenerationRequest],
+        groups: Sequence[int],
+        versions: range,
+        on_served: OnServed | None = None,
+    ) -> Work:
         """See `ServerFleet.submit`."""
-        return self._dispatch.submit(requests, groups, versions)
+        return self._dispatch.submit(requests, groups, versions, on_served)
 
     async def wait(self, work: Work, num_groups: int | None = None) -> Served:
         """See `Batch.wait`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from megarl.core.engine_fault import EngineFault
 from megarl.core.errors import EngineError
-from megarl.core.protocols import Generation, GenerationRequest
+from megarl.core.protocols import Generation, GenerationRequest, OnServed
 from megarl.generation.fleet.admission import drawn_by, require_verified
 from megarl.generation.fleet.roster import Roster
 from megarl.generation.fleet.server import Server
@@ -53,10 +53,16 @@ class Dispatch:
         roster.on_leave = self.move_away
         roster.on_change = self.start_soon
 
-    def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> Work:
+    def submit(
+        self,
+        requests: Sequence[GenerationRequest],
+        groups: Sequence[int],
+        versions: range,
+        on_served: OnServed | None = None,
+    ) -> Work:
         """Take a batch; it starts as soon as there is room, older batches first."""
         self._num_works += 1
-        work = Work(self._num_works, requests, groups, versions)
+        work = Work(self._num_works, requests, groups, versions, on_served)
         self._works.append(work)
         self.start_soon()
         return work

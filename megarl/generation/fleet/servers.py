@@ -8,6 +8,7 @@ from megarl.core.loop_thread import LoopThread
 from megarl.core.protocols import (
     EnginePart,
     GenerationRequest,
+    OnServed,
     RemoteEngine,
     ServerProcesses,
     Statistics,
@@ -42,13 +43,19 @@ class ServerFleet:
         self._core = FleetCore(engines, settings, processes, say)
         loop.run(self._core.open())
 
-    def submit(self, requests: Sequence[GenerationRequest], groups: Sequence[int], versions: range) -> Batch:
+    def submit(
+        self,
+        requests: Sequence[GenerationRequest],
+        groups: Sequence[int],
+        versions: range,
+        on_served: OnServed | None = None,
+    ) -> Batch:
         """Start at once, in the background.
 
         ``groups[i]`` is the group of request i: a group's requests go to one server while it has room. Only samples
-        whose every token was drawn by weights in ``versions`` are taken.
+        whose every token was drawn by weights in ``versions`` are taken. ``on_served`` is called in the loop.
         """
-        work = self._loop.run(self._core.submit(requests, groups, versions))
+        work = self._loop.run(self._core.submit(requests, groups, versions, on_served))
         return Batch(work, self._core, self._loop)
 
     def targets(self) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from megarl.core.engine_fault import EngineFault
 from megarl.core.errors import EngineError
-from megarl.core.protocols import Generation, GenerationRequest
+from megarl.core.protocols import Generation, GenerationRequest, OnServed
 
 
 @dataclass(eq=False, slots=True)
@@ -107,6 +107,7 @@ class Work:
         requests: Sequence[GenerationRequest],
         groups: Sequence[int],
         versions: range,
+        on_served: OnServed | None = None,
     ) -> None:
         self.number = number
         self.jobs = [
@@ -114,6 +115,7 @@ class Work:
         ]
         self.queue = Queue(self.jobs)
         self.versions = versions
+        self._on_served = on_served
         self.num_running = 0
         # the rest is not wanted any more: what ends now ends for good
         self.is_cut = False
@@ -128,6 +130,8 @@ class Work:
         if not self.is_cut:
             self._num_left[job.group] -= 1
             self.num_complete += self._num_left[job.group] == 0
+            if self._on_served is not None:
+                self._on_served(job.place, generation)
 
     @property
     def num_unserved(self) -> int:

@@ -8,7 +8,9 @@ _GENERATED = "steps that generate"
 _SCORES = "steps whose reward function gives named scores"
 _EVAL = "steps with an evaluation"
 _DETAILED = "with metrics.detailed_stats"
+_FILTERED = "with rollout.filters or rollout.max_refills"
 _SERVERS = "runs with servers that generate"
+_CONVERSE = "runs with rollout.converse"
 _OVER_PROMPTS = "{mean,std,max,min}"
 
 _LENGTHS = (
@@ -33,6 +35,24 @@ _LENGTHS = (
 
 _GROUPS = (
     Metric("experience_pipeline/experience_count", "sum", "samples", "Samples left for training after all filters."),
+    Metric("experience_pipeline/num_failed_samples", "sum", "samples",
+           "Samples without a reward because a reward function failed; their groups are left out.", when=_GENERATED),
+    Metric("experience_pipeline/num_failed_groups", "sum", "prompts",
+           "Groups that were left out because a sample of theirs has no reward.", when=_GENERATED),
+    Metric("experience_pipeline/filter/{filter}/dropped_groups", "sum", "groups",
+           "Groups that a filter left nothing of, refills included.", when="with rollout.filters"),
+    Metric("experience_pipeline/filter/{filter}/dropped_samples", "sum", "samples",
+           "Samples that a filter took away, those of dropped groups included.", when="with rollout.filters"),
+    Metric("experience_pipeline/num_drawn_groups", "sum", "groups", "Groups that the step drew, refills included.",
+           when=_FILTERED),
+    Metric("experience_pipeline/keep_ratio", "mean", "fraction",
+           "Share of the groups that the step drew which it trains on: filters and failed rewards take the others.",
+           when=_FILTERED),
+    Metric("experience_pipeline/num_refills", "sum", "rounds",
+           "How often the step drew new prompts for groups that it lost.", when=_FILTERED),
+    Metric("experience_pipeline/too_long_prompts", "sum", "prompts",
+           "Prompts of the training data that were left out because they are too long (data.too_long).",
+           when="steps that draw from training data"),
     Metric("experience_pipeline/group_advantages/reward_mean/{mean,max,min}", "{mean,max,min}", "reward",
            "The {mean,max,min} over groups of the group's mean reward.", when=_GENERATED),
     Metric("experience_pipeline/group_advantages/reward_std/{mean,max,min}", "{mean,max,min}", "reward",
@@ -44,7 +64,8 @@ _GROUPS = (
     Metric("rollout/{score}/{max,min}", "{max,min}", "score",
            "The {max,min} over prompts of the prompt's mean of a named score.", when=_SCORES),
     Metric("rollout/zero_variance_group_ratio", "mean", "fraction",
-           "Share of groups whose rewards are all equal: no advantage.", when="groups of two and more"),
+           "Share of the groups trained on, after all filters, whose rewards are all equal: no advantage.",
+           when="groups of two and more"),
     Metric("rollout/finished_task_count", "sum", "prompts", "Prompts that were answered.", when=_GENERATED),
     Metric("rollout/model_version", "last", "version", "The version of the weights that generated.", when=_GENERATED),
     Metric("sample/model_version/{mean,max,min}", "{mean,max,min}", "version",
@@ -54,6 +75,15 @@ _GROUPS = (
            "The {mean,max,min} over samples of how many versions the weights that generated them (the oldest) are "
            "behind those that the step starts from: training/global_step - 1 - version; 0 is on-policy.",
            when=_GENERATED),
+    Metric("rollout/num_turns/{mean,max,min}", "{mean,max,min}", "turns",
+           "The {mean,max,min} over samples of how often the policy spoke in the conversation.", when=_CONVERSE),
+    Metric("rollout/num_tool_tokens/{mean,max,min}", "{mean,max,min}", "tokens",
+           "The {mean,max,min} over samples of the tokens that tools and the environment said.", when=_CONVERSE),
+    Metric("rollout/time/run_execution/{mean,max,min}", "{mean,max,min}", "s",
+           "The {mean,max,min} over conversations of the time from the first to the last line of their function.",
+           when=_CONVERSE),
+    Metric("rollout/time/task_execution/{mean,max,min}", "{mean,max,min}", "s",
+           "The {mean,max,min} over prompts of the time in which their conversations ran.", when=_CONVERSE),
     Metric("sample/task_count", "last", "prompts", "Different prompts in the training batch."),
 )  # fmt: skip
 

@@ -1,0 +1,39 @@
+"""The policy's weights in a checkpoint, for a model of any layout that is not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from megarl.config.model_shape import ModelShape
+from megarl.models.cuts import Parameter, Part, Shape
+from megarl.models.hf_weights import WeightSource
+from megarl.models.parameter_table import whole_table
+
+# the name of a tensor in the checkpoint -> all of it
+Read = Callable[[str], torch.Tensor]
+
+
+def saved_tensors(read: Read, parameter: Parameter) -> list[torch.Tensor]:
+    """The Hugging Face tensors of one of the policy's parameters, from a checkpoint."""
+    boxes = [read(f"actor/weight/{box.name}") for box in parameter.boxes()]
+    return parameter.cut.whole([torch.cat(boxes)])
+
+
+def saved_weights(read: Read, shape: ModelShape) -> WeightSource:
+    """The weights that a checkpoint holds of a policy of this shape, whatever its layout was; one parameter at a time
+    is in memory.
+    """
+    parameter_of = {name: parameter for parameter in whole_table(shape) for name in parameter.hf_names}
+
+    @lru_cache(maxsize=1)
+    def tensors_of(first_name: str) -> list[torch.Tensor]:
+        return saved_tensors(read, parameter_of[first_name])
+
+    def source(name: str, _: Shape, part: Part) -> torch.Tensor:
+        names = parameter_of[name].hf_names
+        return part.of(tensors_of(names[0])[names.index(name)])
+
+    return source
