@@ -14,7 +14,10 @@ from megarl.cli import main
 from megarl.config.chat import ChatSettings
 from megarl.config.load import load_config
 from megarl.config.tokenizer_files import find_template, named_tokens, template_of
-from megarl.core.errors import ConfigError
+from megarl.core.errors import ConfigError, DataError
+from megarl.data.encoder import load_encoder
+from megarl.data.prompts import open_prompts
+from megarl.data.tokenizer import load_tokenizer
 from megarl.run.changes import require_same_run
 from tests.unit.chat_tokenizers import CHATML, byte_level
 from tests.unit.test_resume_changes import progress
@@ -146,3 +149,17 @@ def test_check_finds_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     words = [words[0], *(f"chat{word}" for word in words[1:])]
     assert main(["check", str(run_config(tmp_path)), *words]) == 64
     assert told in capsys.readouterr().err
+
+
+def test_a_row_that_the_template_refuses_is_named(tmp_path: Path) -> None:
+    template = CHATML.replace(
+        "{%- for", "{%- if messages[0].role != 'user' %}{{ raise_exception('ask!') }}{% endif %}{%- for"
+    )
+    encoder = load_encoder(ChatSettings(), load_tokenizer(str(byte_level(tmp_path / "model", template))))
+    path = tmp_path / "rows.jsonl"
+    rows = [[{"role": "user", "content": "a"}], [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]]
+    path.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    prompts = open_prompts(str(path), encoder)
+    assert prompts[0].messages == tuple(rows[0])
+    with pytest.raises(DataError, match=r"MRL-2041 rows.jsonl:2: .*ask!"):
+        _ = prompts[1]
