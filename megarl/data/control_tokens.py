@@ -37,7 +37,7 @@ class ControlTokens:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder()
-        tokens = {token.content: token for token in added.values() if not _is_text(token)}
+        tokens = {token.content: token for token in added.values() if token.content and not _is_text(token)}
         self._ids: dict[str, int] = {
             token.content: token_id for token_id, token in added.items() if token.content in tokens
         }

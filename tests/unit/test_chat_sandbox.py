@@ -15,9 +15,10 @@ from megarl.core.errors import ConfigError, DataError, MegarlError
 from megarl.data.chat_template import ChatTemplate
 from megarl.data.tokenizer import load_tokenizer
 
+# also what would be a format, if somebody took a user's words for one
 MESSAGES = [
     {"role": "system", "content": "Be <brief> & 'kind'."},
-    {"role": "user", "content": "  What is\n1 + 1? é  "},
+    {"role": "user", "content": "  What is\n1 + 1? é 50% of 1234567, {:{w}} and %*d {0:99999}  "},
     {"role": "assistant", "content": "2", "tool_calls": [{"name": "f", "arguments": {"x": [1, None, "é<"]}}]},
     {"role": "user", "content": "Thanks!"},
 ]
@@ -48,6 +49,9 @@ def template(text: str, **chat: Any) -> ChatTemplate:
         "{% for a in [[1, [2, 3]], [4]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}"
         "{{ 7 // 2 }}{{ 2 ** 10 }}",
         "{{ messages[1].content.strip().split('\\n')[-1].replace('1', 'one') }}{{ range(3) | list }}{{ 'x' is string }}"
+        "{{ [messages[1].content, 'b'] | join('-') }}{{ messages[1].content.replace('é', 'e') | string | tojson }}"
+        "{{ messages[1].content ~ '%s' % messages[1].content }}{{ '%d' % 1753142400 }}"
+        "{{ '{}'.format(messages[1].content) }}"
         "{% if add_generation_prompt %}go{% endif %}{{ messages[0].content | replace('&', 'and') | indent(2) }}",
     ],
 )
@@ -112,6 +116,9 @@ HOSTILE = {
     "padding by format": ("{{ '{:>10000000000}'.format('x') }}", "MRL-1433"),
     "padding by %": ("{{ '%10000000000d' % 1 }}", "MRL-1433"),
     "padding by %*": ("{{ '%*d' % (10000000000, 1) }}", "MRL-1433"),
+    "padding by {}": ("{{ '{:{w}}'.format('x', w=10000000000) }}", "MRL-1433"),
+    "padding by filter format": ("{{ '%10000000000d' | format(1) }}", "MRL-1433"),
+    "repeating by format": ("{{ ('%s' * 9000) % (['x' * 90000] * 9000) }}", "MRL-1433"),
     "padding by map": ("{{ ['x'] | map('center', 10000000000) | list }}", "MRL-1433"),
     "power": ("{{ 10 ** 10 ** 10 }}", "MRL-1433"),
     "squares": (
