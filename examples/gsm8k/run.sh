@@ -35,10 +35,10 @@ say "What the configuration says"
 
 say "Evaluate, train one step, evaluate (all output goes to $WORK/train.log)"
 "$PYTHON" -m megarl train $here/train.yaml "${settings[@]}" > "$WORK/train.log"
-grep -E "^megarl|^Chat template" "$WORK/train.log"
-"$PYTHON" $here/show_run.py "$WORK/runs/gsm8k"
+grep -v "^step:" "$WORK/train.log"
+"$PYTHON" examples/smollm2/show_steps.py "$WORK/runs/gsm8k" --held-out test
 
-say "A sample"
-"$PYTHON" -m megarl samples "$WORK/runs/gsm8k" --step 1
+say "What the policy said"
+"$PYTHON" -m megarl samples "$WORK/runs/gsm8k" --step 1 --num 1
 
 say "Done"

@@ -66,7 +66,7 @@ class ControlTokens:
         return frozenset(self._ids.values())
 
     def hide(self, text: str) -> str:
-        """A template's text: spellings of control tokens become their secret names."""
+        """Text of a template, or of the user's own program: spellings of control tokens become their secret names."""
         return self._find_any.sub(lambda found: self._names[found[0]], text)
 
     def hide_ordinary(self, text: str) -> str:
