@@ -13,7 +13,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, cast
 
@@ -26,19 +26,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 2**22  # of a rendered conversation, or of any text on the way to it
-MAX_STEPS = 200_000  # turns of loops, and calls
+MAX_STEPS = 50_000  # turns of loops, and calls
 MAX_SECONDS = 10.0  # of processor time; a rendering takes less than a thousandth of it
 _MAX_RANGE = 10_000
 _MAX_INTEGER = 2**64
+_VALUE_CHARACTERS = 8  # what a value that is no text counts for
 # what can make much text out of little
-_GROWING_METHODS = ("replace", "join", "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map")
+_GROWING_METHODS = ("replace", "join", "ljust", "rjust", "center", "zfill", "expandtabs")
+_FORMATS = ("format", "format_map")
 _GROWING_FILTERS = (
-    "batch", "center", "format", "indent", "join", "pprint", "replace", "slice", "string", "sum", "tojson", "truncate",
+    "batch", "center", "indent", "join", "pprint", "replace", "slice", "string", "sum", "tojson", "truncate",
     "urlize", "wordwrap", "xmlattr",
 )  # fmt: skip
 # what is not the same at each rendering, or has no other use than to be long
 _LEFT_OUT_FILTERS, _LEFT_OUT_GLOBALS = ("random",), ("lipsum",)
-_WIDE = re.compile(r"\d{5}")
+# in a format: a width that would make a long text, or one that is given with the values
+_WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
 
 
 class RefusedByTemplate(TemplateError):
@@ -74,7 +77,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         for name in _LEFT_OUT_GLOBALS:
             del self.globals[name]
         for name in _GROWING_FILTERS:
-            self.filters[name] = self._bounded(self.filters[name])
+            self.filters[name] = self._bounded(self.filters[name], _require_small_result)
+        self.filters["format"] = self._bounded(self.filters["format"], _require_narrow)
         self.globals |= {"raise_exception": _raise_exception, "range": _range}
         if date is not None:
             self.globals["strftime_now"] = date.strftime
@@ -109,9 +113,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """A call in a template: counted, and refused if its result could be huge."""
         self._spend(1)
-        owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str) and getattr(__obj, "__name__", "") in _GROWING_METHODS:
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps str.format
+        name = getattr(__obj, "__name__", "")
+        if isinstance(owner, str) and name in _GROWING_METHODS:
             _require_small_result(owner, [*args, *kwargs.values()])
+        elif isinstance(owner, str) and name in _FORMATS:
+            _require_narrow(owner, [*args, *kwargs.values()])
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -119,7 +126,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if operator == "+":
             _require(_extent(left) + _extent(right) <= MAX_CHARACTERS, "it built too long a text")
         elif operator == "%" and isinstance(left, str):
-            _require_small_result(left, right if isinstance(right, tuple) else [right])
+            _require_narrow(left, [right])
         elif operator == "*" and not (_is_number(left) and _is_number(right)):
             _require(_count(left) * _count(right) <= MAX_CHARACTERS, "it built too long a text")
         numbers = [abs(one) for one in (left, right) if isinstance(one, int)]
@@ -149,12 +156,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         _require(self._num_steps <= MAX_STEPS, f"it loops and calls more than {MAX_STEPS:,} times")
         _require(time.thread_time() - self._start <= MAX_SECONDS, f"it takes more than {MAX_SECONDS:g} seconds")
 
-    def _bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _bounded(self, function: Callable[..., Any], check: Callable[[Any, Sequence[Any]], None]) -> Callable[..., Any]:
         @wraps(function)  # with Jinja's marks for what the function wants to be given first
         def bounded(*args: Any, **kwargs: Any) -> Any:
             own = args[1:] if hasattr(function, "jinja_pass_arg") else args
             self._spend(1)
-            _require_small_result(own[0] if own else "", [*own[1:], *kwargs.values()])
+            check(own[0] if own else "", [*own[1:], *kwargs.values()])
             return function(*args, **kwargs)
 
         return bounded
@@ -204,12 +211,17 @@ def _require(kept: bool, otherwise: str) -> None:
         raise TooMuchWork(otherwise)
 
 
-def _require_small_result(value: Any, arguments: Any) -> None:
-    """A bound from above for what replacing, joining, padding and formatting may give."""
+def _require_small_result(value: Any, arguments: Sequence[Any]) -> None:
+    """By a bound from above for what replacing, joining and padding may give."""
     per_character = 1 + sum(map(_count, arguments))
     _require((1 + _extent(value)) * per_character <= 16 * MAX_CHARACTERS, "it built too long a text")
-    texts = [one for one in (value, *arguments) if isinstance(one, str) and ("{" in one or "%" in one)]
-    _require(not any(_WIDE.search(text) for text in texts if len(text) < 1000), "it pads a text too far")
+
+
+def _require_narrow(template: Any, values: Sequence[Any]) -> None:
+    """The same for formatting ``values`` by ``template``, which has each of them as often as it has characters."""
+    _require(_WIDE.search(str(template)) is None, "it pads a text too far")
+    size = (1 + _extent(template)) * (1 + sum(map(_extent, values)))
+    _require(size <= 16 * MAX_CHARACTERS, "it built too long a text")
 
 
 def _is_number(value: Any) -> bool:
@@ -228,7 +240,7 @@ def _extent(value: Any) -> int:
     total, waiting = 0, [value]
     while waiting and total <= MAX_CHARACTERS:
         one = waiting.pop()
-        total += len(one) if isinstance(one, str) else 1
+        total += len(one) if isinstance(one, str) else _VALUE_CHARACTERS
         if isinstance(one, Mapping):
             waiting += [*one.keys(), *one.values()]
         elif isinstance(one, (list, tuple)):

@@ -80,8 +80,6 @@ class ChatTemplate:
     def _own(self, message: Message, index: int) -> dict[str, Any]:
         """What the template sees of a message: a copy; of the policy's own words, the tokens for thinking are real."""
         where = f"message {index + 1}"
-        if not isinstance(message, Mapping):
-            raise DataError("MRL-2040", f"{where} must be an object with role and content, not {excerpt(str(message))}")
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
             raise DataError("MRL-2040", f"{where}: role {excerpt(str(role))} is not one of {', '.join(ROLES)}.")

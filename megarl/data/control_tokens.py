@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tokenizers  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from tokenizers import models
 
 from megarl.core.errors import DataError
 from megarl.core.excerpt import excerpt
@@ -35,7 +37,7 @@ class ControlTokens:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder()
-        tokens = {token.content: token for token in added.values() if not _is_text(token)}
+        tokens = {token.content: token for token in added.values() if token.content and not _is_text(token)}
         self._ids: dict[str, int] = {
             token.content: token_id for token_id, token in added.items() if token.content in tokens
         }
@@ -64,7 +66,7 @@ class ControlTokens:
         return frozenset(self._ids.values())
 
     def hide(self, text: str) -> str:
-        """A template's text: spellings of control tokens become their secret names."""
+        """Text of a template, or of the user's own program: spellings of control tokens become their secret names."""
         return self._find_any.sub(lambda found: self._names[found[0]], text)
 
     def hide_ordinary(self, text: str) -> str:
@@ -110,7 +112,7 @@ def _is_text(token: tokenizers.AddedToken) -> bool:
     return not token.special and not token.content.strip(" \t\r\n▁")
 
 
-def _any_of(texts: Any) -> re.Pattern[str]:
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """Finds the leftmost and there the longest, as the library does."""
     ordered = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
@@ -130,19 +132,29 @@ def _renamed(token: tokenizers.AddedToken, name: str | None) -> tokenizers.Added
 def _without(backend: tokenizers.Tokenizer, names: dict[str, str]) -> tuple[tokenizers.Tokenizer, int | None]:
     """The backend without added tokens, and its token for unknown characters.
 
-    Where the model itself has a control token in its vocabulary, it has the secret name instead: some models would
-    find the spelling in text.
+    Where the model itself could find a control token in text, its vocabulary has the secret name instead.
     """
-    if not any(backend.model.token_to_id(text) is not None for text in names):
-        bare = tokenizers.Tokenizer(backend.model)  # shared, not copied
-        bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    bare = tokenizers.Tokenizer(backend.model)  # shared, not copied
+    bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    if not _finds_any(bare, names):
         unknown = getattr(backend.model, "unk_token", None)
         return bare, backend.token_to_id(unknown) if unknown is not None else None
     tree = json.loads(backend.to_str())
     tree.update(added_tokens=[], post_processor=None, decoder=None)
-    unknown = _rename_in_model(tree["model"], names)
-    bare = tokenizers.Tokenizer.from_str(json.dumps(tree))
-    return bare, unknown
+    unknown_id = _rename_in_model(tree["model"], names)
+    return tokenizers.Tokenizer.from_str(json.dumps(tree)), unknown_id
+
+
+def _finds_any(bare: tokenizers.Tokenizer, texts: Iterable[str]) -> bool:
+    """Whether the model, without any added token, may take one of these texts for a token of its own.
+
+    A BPE makes tokens by merging: one that the text alone is not merged into is not made anywhere. Other models look
+    words up.
+    """
+    ids = {text: token_id for text in texts if (token_id := bare.model.token_to_id(text)) is not None}
+    if isinstance(bare.model, models.BPE) and not bare.model.ignore_merges:
+        return any(token_id in bare.encode(text, add_special_tokens=False).ids for text, token_id in ids.items())
+    return bool(ids)
 
 
 def _rename_in_model(model: dict[str, Any], names: dict[str, str]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from megarl.config.chat import ChatSettings
 from megarl.config.problems import show
 from megarl.config.tokenizer_files import find_template
 from megarl.core.errors import ConfigError, DataError
+from megarl.core.excerpt import excerpt
 from megarl.core.sample import Message
 from megarl.data.chat_template import ChatTemplate
 from megarl.data.tokenizer import Tokenizer
@@ -64,15 +65,29 @@ class PromptEncoder:
         return self._encode_further(text)
 
     def encode_demonstration(self, text: str) -> NDArray[np.int64]:
-        """Token ids of a worked answer as the policy would say it, with the end of its turn."""
-        spoken = self.tokenizer.control.hide_ordinary(text)
-        ids = self.tokenizer.encode(spoken) if self.template is None else self._encode_further(spoken)
-        return np.append(ids, self.end_of_turn_id)
+        """Token ids of a worked answer as the policy would say it after a prompt, with the end of its turn."""
+        if self.template is None:
+            spoken = self.tokenizer.encode(self.tokenizer.control.hide_ordinary(text))
+        else:
+            spoken = self._encode_further(self._as_policy_says(self.template, text))
+        return np.append(spoken, self.end_of_turn_id)
 
     def _encode_further(self, text: str) -> NDArray[np.int64]:
         """Text that goes on after other tokens. Behind some control token, it is not taken for a text's beginning."""
         name = self.tokenizer.control.name_before_text
         return self.tokenizer.encode(name + text)[1:] if name else self.tokenizer.encode(text)
+
+    def _as_policy_says(self, template: ChatTemplate, text: str) -> str:
+        """What the template makes of an answer: some begin it with a blank, or with an empty thought.
+
+        The answer as it is, if the template would leave some of it out: thoughts of earlier turns are of no use to it.
+        """
+        prompt, rest = template.render([_QUESTION]), self._said_after_policy(template, [])
+        whole = template.render([_QUESTION, {"role": "assistant", "content": text}])
+        answer = self.tokenizer.control.hide_ordinary(text)
+        spoken = whole.removeprefix(prompt).removesuffix(rest)
+        is_whole = len(prompt) + len(spoken) + len(rest) == len(whole) and answer.strip() in spoken
+        return spoken if is_whole else answer
 
     def _said_after_policy(self, template: ChatTemplate, messages: Sequence[Message]) -> str:
         """What the template writes after a turn of the policy's, when these messages follow it."""
@@ -132,6 +147,9 @@ def _messages(content: str | Sequence[Message]) -> list[Message]:
     messages: list[Message] = [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
     if not messages:
         raise DataError("MRL-2040", "a conversation must have at least one message.")
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise DataError("MRL-2040", f"a message must have a role and a content, not be {excerpt(str(message))}.")
     return messages
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from megarl.core.errors import DataError
 from megarl.core.sample import Message, Prompt
 from megarl.data.encoder import PromptEncoder
 
@@ -55,10 +56,14 @@ class Row(NamedTuple):
 
     def to_prompt(self, place: str, encoder: PromptEncoder) -> Prompt:
         """``place`` is the id of a row that gives none."""
+        try:
+            token_ids = encoder.encode(self.content)
+        except DataError as error:  # a chat template has its own ideas of what a conversation is
+            raise DataError(error.code, f"{place}: {str(error).removeprefix(error.code).lstrip()}") from error
         prompt = Prompt(
             id=self.id if self.id is not None else place,
             text=self.content if isinstance(self.content, str) else as_text(self.content),
-            token_ids=encoder.encode(self.content),
+            token_ids=token_ids,
             answer=self.answer,
             demonstration=self.demonstration,
             task=self.task,

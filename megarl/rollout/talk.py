@@ -152,7 +152,8 @@ class UserTalk:
         return "\n".join(str(message.get("content", "")) for message in content), ids
 
     def _stop_token(self, text: str) -> int:
-        ids = self._encoder.tokenizer.encode(text)
+        tokenizer = self._encoder.tokenizer
+        ids = tokenizer.encode(tokenizer.control.hide(text))  # the user's own program may name control tokens
         if len(ids) != 1:
             raise ValueError(f"generate(stop={text!r}): this is {len(ids)} tokens; a turn can end with one token only")
         return int(ids[0])

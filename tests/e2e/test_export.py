@@ -20,6 +20,7 @@ from tests.e2e.test_hugging_face_model import byte_tokenizer
 
 pytestmark = pytest.mark.slow
 
+TEMPLATE = "{% for message in messages %}{{ message.role ~ ': ' ~ message.content }}<|end|>{% endfor %}assistant: "
 TOKENS = torch.tensor([[3, 14, 15, 92, 6, 53]])
 
 
@@ -28,6 +29,7 @@ def trained(directory: Path, family: str, layout: str, lr: float) -> Path:
     tiny_model(family, tied=family == "llama", directory=directory / "model", vocab_size=257)
     byte_tokenizer(directory / "model")
     (directory / "model" / "generation_config.json").write_text('{"eos_token_id": 256, "temperature": 0.25}')
+    (directory / "chat.jinja").write_text(TEMPLATE)
     (directory / "train.jsonl").write_text('{"prompt": "Say 7: ", "demonstration": "7"}\n' * 8)
     config = {
         "run": {"name": "run", "num_steps": 1, "num_ranks": 2},
@@ -35,6 +37,7 @@ def trained(directory: Path, family: str, layout: str, lr: float) -> Path:
         "actor": {"parallel": {layout: 2}, "optimizer": {"lr": lr}},
         "algorithm": {"name": "sft", "batch_size": 4},
         "data": {"train": "train.jsonl"},
+        "chat": {"template": "chat.jinja"},
     }
     path = directory / "config.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -68,6 +71,7 @@ def test_weights_come_out_as_they_went_in(family: str, layout: str, tmp_path: Pa
     assert torch.equal(logits(out), logits(source))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
+    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE, "the run's, which is not the tokenizer's"
     assert (
         AutoTokenizer.from_pretrained(out)("Say 7").input_ids
         == AutoTokenizer.from_pretrained(source)("Say 7").input_ids

@@ -94,6 +94,18 @@ def test_every_question_holds_all_tokens_before_it_and_a_seed_of_its_own(world: 
     assert (sample.response, sample.finish, sample.version) == ("ab\nxy\ncd", "stop", 3)
 
 
+def test_a_turn_may_end_with_a_control_token(world: World) -> None:
+    """Foreign text cannot spell one (`</tool_call>`), but the function that leads the conversation may name it."""
+    policy = ScriptedPolicy(says("ab"))
+
+    def converse(prompt: Prompt, generate: Generate) -> None:
+        generate(stop="<pad>")
+
+    talk(world, converse, policy, Setting(num_prompts=1, num_samples=1))
+    pad, eos = 0, EOS
+    assert set(policy.rounds[0][0].params.stop_token_ids) == {pad, eos}
+
+
 def test_a_stop_ends_the_turn_and_is_part_of_what_was_said(world: World) -> None:
     policy = ScriptedPolicy(says("7*8?", "56"))
     heard: list[PolicyTurn] = []
