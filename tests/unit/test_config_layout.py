@@ -200,7 +200,7 @@ def test_experts_are_in_the_report(tmp_path: Path) -> None:
     moe = "{architectures: [Qwen3MoeForCausalLM], num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 32}"
     config = load_text(tmp_path, MINIMAL, f"model.config={moe}", "run.num_ranks=4", "actor.parallel.ep_size=4")
     report = summarise(config)
-    assert "experts       2 of 8 per token, mlp 32, in 2 layers" in report
+    assert re.search(r"^  experts +2 of 8 per token, mlp 32, in 2 layers$", report, re.MULTILINE)
     assert re.search(r"^  actor +ep 4 +4 +2 ", report, re.MULTILINE)
 
 

@@ -183,6 +183,8 @@ def base_for(setting: Setting) -> tuple[str, list[str]]:
     name = setting.algorithms[0] if len(setting.algorithms) == 1 else "grpo"
     text = MINIMAL.replace("name: grpo", "name: my.own:Algorithm" if name == "custom" else f"name: {name}")
     extra = []
+    if setting.path[:2] == ("rollout", "converse") and setting.path[-1] != "name":
+        extra.append("rollout.converse.name=my.own:converse")
     if setting.path[0] == "warmup":
         extra.append("warmup.num_steps=5")
     for sets in ("sets", "bench_sets"):
@@ -219,6 +221,8 @@ def wrong_values(setting: Setting) -> list[str]:
         allowed = ("[]",)
     elif setting.path == ("reward", "weight"):  # a penalty
         allowed = ("-1",)
+    elif setting.path == ("rollout", "filters"):
+        allowed = ("[]",)
     elif setting.path == ("data", "train"):  # a list of paths
         allowed = ("[x]",)
     return [value for value in wrong if value not in allowed]

@@ -65,13 +65,13 @@ def test_no_source_at_all_is_refused(tmp_path: Path) -> None:
     assert "data.train=" in refusal(tmp_path, MINIMAL, "data.train=[]")
 
 
-def test_every_missing_file_of_a_mixture_is_found(tmp_path: Path) -> None:
+def test_every_missing_file_of_a_mixture_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "here.jsonl").touch()
-    sources = ", ".join(f"{tmp_path}/{name}.jsonl" for name in ("here", "gone", "lost"))
-    config = load_text(tmp_path, MINIMAL, f"data.train=[{sources}]")
+    config = load_text(tmp_path, MINIMAL, "data.train=[here.jsonl, gone.jsonl, lost.jsonl]")
     with pytest.raises(MissingInputError) as caught:
         require_inputs(config)
     message = str(caught.value)
-    assert f'MRL-4102 data.train.1.path="{tmp_path}/gone.jsonl": there is no such file.' in message
+    assert 'MRL-4102 data.train.1.path="gone.jsonl": there is no such file.' in message
     assert "data.train.2.path" in message
     assert "here.jsonl" not in message

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.config.filters import FilterSettings
+from megarl.config.rewards import RewardSettings
+from megarl.config.scoring import ScoringSettings
 from megarl.core.errors import DataError
-from megarl.core.protocols import Generation, GenerationRequest, SamplingParams, Statistics
+from megarl.core.protocols import Generation, GenerationRequest, OnServed, SamplingParams, Statistics
 from megarl.core.sample import Group, Prompt
 from megarl.core.world import World
 from megarl.data.record import RecordedStep, read_steps
 from megarl.data.tokenizer import load_tokenizer
 from megarl.metrics.meter import Meter
-from megarl.rewards.load import load_reward
 from megarl.rewards.scorer import Scorer
 from megarl.rollout.filters import Filters
 from megarl.rollout.generated import GeneratedRollouts
@@ -72,7 +73,13 @@ class Engine:
     asked: list[GenerationRequest] = field(default_factory=list)
 
     def generate(
-        self, version: int, requests: Sequence[GenerationRequest], timer: str, meter: Meter, statistics: Statistics
+        self,
+        version: int,
+        requests: Sequence[GenerationRequest],
+        timer: str,
+        meter: Meter,
+        statistics: Statistics,
+        on_served: OnServed | None = None,
     ) -> list[Generation]:
         self.asked += requests
         return [Generation(one.id, _tokens(one.seed), np.zeros(4, np.float32), "stop", version) for one in requests]
@@ -95,9 +102,8 @@ def keep_some(group: Group) -> bool:
 
 def source(world: World, plan: RolloutPlan, rows: Rows, engine: Engine, keep: str) -> GeneratedRollouts:
     filters = Filters([FilterSettings(name=f"{__name__}:{keep}")])
-    marking = Marking(
-        Scorer(load_reward("coin_flip", {})), filters, plan, lambda *_: nullcontext(), keep_no_record, world
-    )
+    scorer = Scorer([RewardSettings(name="coin_flip")], ScoringSettings())
+    marking = Marking(scorer, filters, plan, lambda *_: nullcontext(), keep_no_record, world)
     answering = SingleTurn(engine, load_tokenizer("builtin:characters"))
     return GeneratedRollouts(rows, answering, plan, marking)
 

@@ -31,8 +31,9 @@ def credited(group: Group) -> Group:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Step 10 is kept, steps 10 and 11 are recorded, and step 12 lost everything to filters."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Step 10 is kept, steps 10 and 11 are recorded, and step 12 lost everything to filters. Seen 100 columns wide."""
+    monkeypatch.setenv("COLUMNS", "100")
     first = [sample_with(reward, response=f"answer {reward:g}") for reward in (0.25, 1.0, 0.0, 0.5)]
     groups = [
         group_with(first, "a", "two plus two?"),
