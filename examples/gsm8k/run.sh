@@ -31,7 +31,7 @@ if [ ! -d "$WORK/model" ]; then
 fi
 
 say "What the configuration says"
-"$PYTHON" -m megarl check $here/train.yaml "${settings[@]}" | grep -E "size|chat template|samples per step|generation"
+"$PYTHON" -m megarl check $here/train.yaml "${settings[@]}" | grep -E "^  (size|chat template|samples per step|generation)"
 
 say "Evaluate, train one step, evaluate (all output goes to $WORK/train.log)"
 "$PYTHON" -m megarl train $here/train.yaml "${settings[@]}" > "$WORK/train.log"
