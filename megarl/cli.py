@@ -127,10 +127,12 @@ def _load(arguments: argparse.Namespace) -> RunConfig:
     from megarl.config.load import load_config
     from megarl.config.preflight import require_inputs
     from megarl.config.tracker_check import require_trackers
+    from megarl.launch.rendezvous import identify
 
     config = load_config(arguments.config, arguments.overrides)
     require_inputs(config)
-    if os.environ.get("RANK", "0") == "0":  # only the driver has trackers, and needs their packages and secrets
+    record = identify(os.environ)
+    if record is None or record.rank == 0:  # only the driver has trackers, and needs their packages and secrets
         require_trackers(config)
     return config
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, Preempted
+from megarl.launch.rendezvous import hand_over, local_record
 from megarl.run.directory import RunDirectory
 from megarl.run.stop import SIGNALS, StopRequest
 
-# How a rank learns that this process started it, and where to leave its last words.
-LAUNCHER = "MEGARL_LAUNCHER"
+# How a rank learns which process started it, and where to leave its last words.
 LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
 LAST_WORDS = "MEGARL_LAST_WORDS"
-INIT_METHOD = "MEGARL_INIT_METHOD"
 
 _EXIT_BY_SIGNAL = 128  # plus the signal's number: what a shell reports
 # How long ranks may take to leave by themselves when one has left, or is gone.
@@ -68,13 +67,9 @@ def _start(rank: int, num_ranks: int, directory: RunDirectory, meeting_place: Pa
     environment = {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
-        LAUNCHER: "local",
+        **hand_over(local_record(rank, num_ranks, f"file://{meeting_place}/store")),
         LAUNCHER_PID: str(os.getpid()),
         LAST_WORDS: str(meeting_place / f"last_words_{rank}.json"),
-        INIT_METHOD: f"file://{meeting_place}/store",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
         # All ranks are on this machine: their sockets need not be seen by any other.
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -16,18 +16,20 @@ from pathlib import Path
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError
-from megarl.launch.local import INIT_METHOD, LAST_WORDS, LAUNCHER, LAUNCHER_PID
+from megarl.launch.local import LAST_WORDS, LAUNCHER_PID
+from megarl.launch.network import choose_interface
+from megarl.launch.rendezvous import HANDED_OVER, RankRecord, hand_over
 from megarl.run.stop import StopRequest, watch_signals
 
 _PR_SET_PDEATHSIG = 1
 
 
-def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
+def run_launched_rank(config: RunConfig, record: RankRecord, *, fresh: bool) -> int:
     """Run this process's rank; returns its exit code and leaves its last words where the launcher asked for them."""
-    rank = int(os.environ["RANK"])
+    rank = record.rank
     stop = StopRequest()
     watch_signals(stop, lambda number: os._exit(128 + number))
-    if os.environ.get(LAUNCHER) == "local":
+    if record.launcher == "local":
         # Should megarl itself be killed, its ranks must not live on.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(os.environ[LAUNCHER_PID]):  # it was killed before we asked to be told
@@ -36,7 +38,7 @@ def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
     # Megatron and torch warn about missing GPU packages and future deprecations; none is the user's to mend.
     warnings.filterwarnings("ignore")
     try:
-        _train(config, rank, size, stop, fresh=fresh)
+        _train(config, record, stop, fresh=fresh)
         return EXIT_OK
     except MegarlError as error:
         _leave_last_words(rank, str(error), error.exit_code)
@@ -52,7 +54,8 @@ def run_launched_rank(config: RunConfig, size: int, *, fresh: bool) -> int:
     os._exit(code)
 
 
-def _train(config: RunConfig, rank: int, size: int, stop: StopRequest, *, fresh: bool) -> None:
+def _train(config: RunConfig, record: RankRecord, stop: StopRequest, *, fresh: bool) -> None:
+    _prepare_environment(record)
     import torch
 
     from megarl.core.device import make_deterministic
@@ -65,18 +68,25 @@ def _train(config: RunConfig, rank: int, size: int, stop: StopRequest, *, fresh:
     from megarl.run.resume import take_up
     from megarl.run.session import run_session
 
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    rendezvous = Rendezvous(rank, size, local_rank, os.environ.get(INIT_METHOD, "env://"))
+    rendezvous = Rendezvous(record.rank, record.size, record.local_rank, record.meeting, record.device_index)
     world = start_world(rendezvous, config.run.device, config.actor.parallel)
     # The local launcher claimed the run directory; under any other launcher the driver does, and holds it to the end.
-    is_local = os.environ.get(LAUNCHER) == "local"
-    claimed = take_up(config, fresh=fresh) if rank == 0 and not is_local else None
+    is_local = record.launcher == "local"
+    claimed = take_up(config, fresh=fresh) if world.is_driver and not is_local else None
     is_finished = world.broadcast(claimed is None and not is_local)
     if not is_finished:
         run_session(config, world, Path(config.run.dir) / config.run.name, stop, inputs_checked=is_local)
     if claimed is not None:
         claimed.release()
     stop_world()
+
+
+def _prepare_environment(record: RankRecord) -> None:
+    """What code of others reads from the environment, whoever started this rank."""
+    interface = choose_interface(record, os.environ)
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ.update({name: value for name, value in hand_over(record).items() if name != HANDED_OVER})
 
 
 def _leave_last_words(rank: int, message: str, exit_code: int) -> None:

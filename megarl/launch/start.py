@@ -6,8 +6,9 @@ import os
 
 from megarl.config.algorithms import CustomAlgorithm
 from megarl.config.schema import RunConfig
-from megarl.core.errors import EXIT_OK, ConfigError
+from megarl.core.errors import EXIT_OK
 from megarl.launch.local import run_ranks
+from megarl.launch.rendezvous import read_rendezvous
 from megarl.run.resume import take_up
 
 
@@ -16,10 +17,11 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
     if config.run.device == "cpu":
         # Before anything imports torch: Megatron must not find a GPU that the run shall not use.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    record = read_rendezvous(os.environ, config)
+    if record is not None:
         from megarl.launch.rank import run_launched_rank
 
-        return run_launched_rank(config, _launched_size(config), fresh=fresh)
+        return run_launched_rank(config, record, fresh=fresh)
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
     from megarl.run.inputs import open_inputs
 
@@ -35,14 +37,3 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
         return run_ranks(config.run.num_ranks, directory)
     finally:
         directory.release()
-
-
-def _launched_size(config: RunConfig) -> int:
-    size = int(os.environ["WORLD_SIZE"])
-    if size != config.run.num_ranks:
-        raise ConfigError(
-            "MRL-1110",
-            f"the launcher started {size} ranks, but run.num_ranks={config.run.num_ranks}. "
-            f"Add run.num_ranks={size} to the command, or start {config.run.num_ranks} ranks.",
-        )
-    return size
