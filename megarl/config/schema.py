@@ -15,6 +15,7 @@ from megarl.config.algorithms import AlgorithmSettings, CustomAlgorithm, PolicyL
 from megarl.config.data import DataSettings
 from megarl.config.evaluation import EvalSetSettings, EvalSettings
 from megarl.config.generation import GenerationSettings, WeightsSettings
+from megarl.config.launch import LaunchSettings
 from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
 from megarl.config.names import TokenizerName, name_as_mapping
 from megarl.config.parallel import ParallelSettings
@@ -152,6 +153,7 @@ class RunConfig(Section):
     metrics: MetricsSettings = section(MetricsSettings, "What is measured and how it is spelled.")
     monitor: MonitorSettings = section(MonitorSettings, "The same settings in Trinity-RFT's spelling.")
     alerts: AlertSettings = section(AlertSettings, "When the run raises its voice.")
+    launch: LaunchSettings = section(LaunchSettings, "How ranks are started and watched.")
     hardware: HardwareSettings = section(HardwareSettings, "What the devices could do at best.")
 
     @property

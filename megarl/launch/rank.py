@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import logging
 import os
 import signal
+import socket
 import sys
-import time
 import traceback
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 from megarl.config.schema import RunConfig
+from megarl.core import whereabouts
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError
-from megarl.launch.local import LAST_WORDS, LAUNCHER_PID
-from megarl.launch.network import choose_interface
+from megarl.launch.guard import start_guard
+from megarl.launch.line import LINE, RankLine
+from megarl.launch.local import LAUNCHER_PID
+from megarl.launch.network import LOOPBACK, choose_interface, own_address
 from megarl.launch.rendezvous import HANDED_OVER, RankRecord, hand_over
 from megarl.run.stop import StopRequest, watch_signals
 
@@ -25,28 +28,30 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_launched_rank(config: RunConfig, record: RankRecord, *, fresh: bool) -> int:
-    """Run this process's rank; returns its exit code and leaves its last words where the launcher asked for them."""
-    rank = record.rank
+    """Run this process's rank; returns its exit code. Its last words go to who watches over it."""
     stop = StopRequest()
     watch_signals(stop, lambda number: os._exit(128 + number))
-    if record.launcher == "local":
-        # Should megarl itself be killed, its ranks must not live on.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ[LAUNCHER_PID]):  # it was killed before we asked to be told
-            os._exit(EXIT_INTERNAL)
+    # Should the launcher be killed, its ranks must not live on.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if record.launcher == "local" and os.getppid() != int(
+        os.environ[LAUNCHER_PID]
+    ):  # killed before we asked to be told
+        os._exit(EXIT_INTERNAL)
+    line = _watched(config, record)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     # Megatron and torch warn about missing GPU packages and future deprecations; none is the user's to mend.
     warnings.filterwarnings("ignore")
     try:
-        _train(config, record, stop, fresh=fresh)
+        _train(config, record, stop, line, fresh=fresh)
+        line.leave(None, EXIT_OK)
         return EXIT_OK
     except MegarlError as error:
-        _leave_last_words(rank, str(error), error.exit_code)
+        line.leave(str(error), error.exit_code)
         code = error.exit_code
     except BaseException as error:
-        trace = _write_trace(config, rank)
-        message = f"MRL-9001 internal error in rank {rank}: {type(error).__name__}: {error}\nFull trace: {trace}"
-        _leave_last_words(rank, message, EXIT_INTERNAL)
+        trace = _write_trace(config, record.rank)
+        what = f"MRL-9001 internal error in rank {record.rank}: {type(error).__name__}: {error}"
+        line.leave(f"{what}\nFull trace: {trace}", EXIT_INTERNAL)
         code = EXIT_INTERNAL
     sys.stdout.flush()
     sys.stderr.flush()
@@ -54,7 +59,16 @@ def run_launched_rank(config: RunConfig, record: RankRecord, *, fresh: bool) -> 
     os._exit(code)
 
 
-def _train(config: RunConfig, record: RankRecord, stop: StopRequest, *, fresh: bool) -> None:
+def _watched(config: RunConfig, record: RankRecord) -> RankLine:
+    """The line to who watches over this rank: the parent that started it, or a guard that is started here."""
+    if record.launcher == "local":
+        return RankLine(socket.socket(fileno=int(os.environ.pop(LINE))))
+    address = LOOPBACK if record.num_nodes == 1 else own_address(record.master_address)
+    timeout = config.launch.hang_timeout_seconds
+    return start_guard(record.rank, record.local_rank, record.size, address, timeout)
+
+
+def _train(config: RunConfig, record: RankRecord, stop: StopRequest, line: RankLine, *, fresh: bool) -> None:
     _prepare_environment(record)
     import torch
 
@@ -68,17 +82,39 @@ def _train(config: RunConfig, record: RankRecord, stop: StopRequest, *, fresh: b
     from megarl.run.resume import take_up
     from megarl.run.session import run_session
 
-    rendezvous = Rendezvous(record.rank, record.size, record.local_rank, record.meeting, record.device_index)
+    whereabouts.enter("join")
+    numbers = (record.rank, record.size, record.local_rank)
+    patience = timedelta(seconds=config.launch.join_timeout_seconds)
+    rendezvous = Rendezvous(*numbers, record.meeting, record.device_index, patience)
     world = start_world(rendezvous, config.run.device, config.actor.parallel)
-    # The local launcher claimed the run directory; under any other launcher the driver does, and holds it to the end.
+    # The local launcher claimed the run directory and watches; under any other launcher the driver claims it, and holds
+    # it to the end, and its guard watches.
     is_local = record.launcher == "local"
+    if not is_local:
+        whereabouts.tell({"hub": world.broadcast(line.where_the_watch_listens() if world.is_driver else None)})
     claimed = take_up(config, fresh=fresh) if world.is_driver and not is_local else None
     is_finished = world.broadcast(claimed is None and not is_local)
     if not is_finished:
-        run_session(config, world, Path(config.run.dir) / config.run.name, stop, inputs_checked=is_local)
+        directory = Path(config.run.dir) / config.run.name
+        _open_logs(directory / "logs", record, line)
+        whereabouts.enter("build")
+        run_session(config, world, directory, stop, inputs_checked=is_local)
     if claimed is not None:
         claimed.release()
     stop_world()
+
+
+def _open_logs(logs: Path, record: RankRecord, line: RankLine) -> None:
+    """Only the driver speaks on the terminal; what the others write is in their logs, whoever started them."""
+    logs.mkdir(parents=True, exist_ok=True)
+    if record.rank > 0 and record.launcher != "local":
+        with open(logs / f"rank_{record.rank}.log", "ab") as log:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+    line.open_stacks(logs / f"stacks_rank_{record.rank}.txt")
+    whereabouts.tell({"logs": str(logs)})
 
 
 def _prepare_environment(record: RankRecord) -> None:
@@ -87,15 +123,6 @@ def _prepare_environment(record: RankRecord) -> None:
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ.update({name: value for name, value in hand_over(record).items() if name != HANDED_OVER})
-
-
-def _leave_last_words(rank: int, message: str, exit_code: int) -> None:
-    path = os.environ.get(LAST_WORDS)
-    if path is None:
-        sys.stderr.write(f"{message}\n")
-        return
-    words = {"rank": rank, "message": message, "exit_code": exit_code, "time": time.monotonic()}
-    Path(path).write_text(json.dumps(words), encoding="utf-8")
 
 
 def _write_trace(config: RunConfig, rank: int) -> Path:

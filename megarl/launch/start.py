@@ -34,6 +34,6 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
     if directory is None:
         return EXIT_OK
     try:
-        return run_ranks(config.run.num_ranks, directory)
+        return run_ranks(config.run.num_ranks, directory, config.launch.hang_timeout_seconds)
     finally:
         directory.release()
