@@ -177,8 +177,9 @@ class Guard:
 
     def _forget(self, peer: _Peer) -> None:
         """A connection is over; who did not say goodbye is lost."""
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(peer.connection)
+        if peer.connection.fileno() < 0:
+            return
+        self._selector.unregister(peer.connection)
         peer.connection.close()
         peer.is_open = False
         if peer in self._peers:

@@ -74,7 +74,9 @@ class RankLine:
                 self._heard.put(message["listening"])
             if "leave" in message:
                 _leave_now(int(message["leave"]))
-        _leave_now(EXIT_INTERNAL)  # whoever watched is gone, and with it everybody else soon
+        # without it nobody would notice should this rank hang; the others are told by its lost connection
+        sys.stderr.write("MRL-9003 the process that watches over this rank is gone; the rank ends.\n")
+        _leave_now(EXIT_INTERNAL)
 
 
 def _leave_now(code: int) -> None:
