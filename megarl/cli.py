@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``report``, ``export`` and ``track``.
+"""The command line: ``megarl check``, ``train``, ``doctor``, ``report``, ``export`` and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -101,6 +101,14 @@ def _train(arguments: argparse.Namespace) -> int:
     return start_training(config, fresh=arguments.fresh)
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    from megarl.config.load import load_config
+    from megarl.launch.doctor.examine import examine
+
+    config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
+    return examine(config, as_json=arguments.json)
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from megarl.report.write import write_report
 
@@ -153,6 +161,10 @@ def _parser() -> argparse.ArgumentParser:
         commands, "train", _train, "train, as the configuration says; a run that was begun goes on"
     )
     train.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    doctor = _add(commands, "doctor", _doctor, "say whether this machine, or all ranks of a launcher, can train")
+    doctor.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="a YAML file, and what it needs")
+    doctor.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=_OVERRIDES_HELP)
+    doctor.add_argument("--json", action="store_true", help="for programs")
     report = _add(commands, "report", _report, "write what a run did as one HTML page")
     report.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     report.add_argument(

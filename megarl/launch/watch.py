@@ -13,6 +13,8 @@ from megarl.core.errors import EXIT_INTERNAL
 EXIT_LOST = 69
 # When one rank has ended, its neighbours fail a moment later; the one who explains it may be the slower to speak.
 GRACE_SECONDS = 2.0
+# Before the first step packages and models are loaded, and nothing tells how far that is.
+_START_FACTOR = 10
 _GO_ON = "Run the same command to go on from the last checkpoint."
 
 
@@ -166,12 +168,14 @@ class Watch:
                 return Verdict(self._lost(one, f"silent for {_seconds(now - one.heard)}", now), EXIT_LOST, True)
             if one.stopped is not None and now - one.stopped > self.hang_timeout:
                 return Verdict(self._hang(one, f"is stopped since {_seconds(now - one.stopped)}", now), EXIT_LOST, True)
-        if not open_ranks or now - max(one.progress for one in open_ranks) <= self.hang_timeout:
+        is_starting = any(one.step is None for one in open_ranks)
+        patience = self.hang_timeout * (_START_FACTOR if is_starting else 1)
+        if not open_ranks or now - max(one.progress for one in open_ranks) <= patience:
             return None
         # every rank passes through the same phases: who is behind, or stands still longest, holds up the others
         slowest = min(open_ranks, key=lambda one: (one.stopped is None, one.num_phases, one.progress))
         what = "is stopped (SIGSTOP, or a debugger)" if slowest.stopped is not None else "does not get on"
-        text = self._hang(slowest, f"{what}; no rank made progress for {self.hang_timeout:.0f} s", now)
+        text = self._hang(slowest, f"{what}; no rank made progress for {patience:.0f} s", now)
         return Verdict(text, EXIT_LOST, True)
 
     def _hang(self, one: RankState, what: str, now: float) -> str:

@@ -36,12 +36,16 @@ def test_nothing_is_wrong() -> None:
     watch = Watch(states(2), 10.0)
     assert watch.judge(9.0) is None
     assert Watch(states(2), None).judge(1e9) is None
+    assert watch.judge(99.0) is None  # before the first step it may take longer
+    assert watch.judge(101.0) is not None
 
 
 def test_who_waits_for_others_is_not_to_blame() -> None:
     """Rank 1 waits in a collective while the driver generates; only when nobody gets on the run hangs."""
     watch = Watch(states(3), 10.0)
-    watch.ranks[0].take({"phase": "actor_infer/generate", "step": 3, "at": 1.0})
+    for rank in watch.ranks.values():
+        rank.take({"step": 3, "at": 0.0})
+    watch.ranks[0].take({"phase": "actor_infer/generate", "at": 1.0})
     watch.ranks[0].take({"at": 95.0})
     assert watch.judge(100.0) is None
     verdict = watch.judge(106.0)
