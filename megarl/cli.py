@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         _flush()  # here, so that a closed pipe is noticed while it can still be handled
         return code
     except MegarlError as error:
-        sys.stderr.write(f"{error}\n")
+        if _speaks():
+            sys.stderr.write(f"{error}\n")
         return error.exit_code
     except BrokenPipeError:
         # Python flushes stdout once more at exit; give it somewhere to go.
@@ -50,6 +51,17 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"MRL-9001 internal error in megarl {__version__}. Please report it with this text:\n")
         sys.stderr.write(traceback.format_exc())
         return EXIT_INTERNAL
+
+
+def _speaks() -> bool:
+    """Ranks of one node read the same files and variables, and find the same mistakes: the first of them tells."""
+    from megarl.launch.rendezvous import identify
+
+    try:
+        record = identify(os.environ)
+    except ConfigError:
+        return True
+    return record is None or record.local_rank == 0
 
 
 def _require_streams() -> None:

@@ -234,7 +234,9 @@ def _require_agreement(environment: Environment, record: RankRecord, who: str, k
 def _require_devices(environment: Environment, record: RankRecord) -> None:
     """Each rank has its own GPU, or none of them has any."""
     visible = _visible_devices(environment)
-    if visible and record.device_index >= len(visible):
+    # torchrun shows all ranks of a node the same devices
+    num_needed = record.local_size if record.launcher == "torchrun" else record.device_index + 1
+    if visible and num_needed > len(visible):
         raise ConfigError(
             "MRL-1605",
             f"rank {record.rank} is number {record.local_rank} of {record.local_size} on its node, but "

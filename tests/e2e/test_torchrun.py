@@ -42,7 +42,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The ledger under megarl's own launcher, uninterrupted."""
     outcome = train(QUICKSTART, tmp_path_factory.mktemp("local"), *SETTINGS)
     assert outcome.code == 0, outcome.stderr
-    assert len(reproducible(outcome)) == NUM_STEPS + 1
+    assert len(reproducible(outcome)) == NUM_STEPS
     return reproducible(outcome)
 
 
@@ -96,7 +96,7 @@ def guards_in(directory: Path) -> list[psutil.Process]:
 def wait_for_step(step: int, directory: Path, processes: Sequence[subprocess.Popen[str]]) -> None:
     ledger = directory / "quickstart" / "metrics.jsonl"
     deadline = time.monotonic() + PATIENCE
-    while not ledger.is_file() or ledger.read_text().count("\n") < step + 1:
+    while not ledger.is_file() or ledger.read_text().count("\n") < step:
         assert time.monotonic() < deadline, "the step did not come"
         assert all(process.poll() is None for process in processes), processes[0].communicate()[0]
         time.sleep(0.01)
