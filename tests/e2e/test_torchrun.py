@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.e2e.namespaces import Node, two_nodes
-from tests.e2e.runs import QUICKSTART, SHORT, Outcome, environment, reproducible, train
+from tests.e2e.runs import QUICKSTART, ROOT, SHORT, Outcome, environment, reproducible, train
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +146,16 @@ def on_two_nodes(nodes: tuple[Node, Node], directory: Path) -> list[list[str]]:
     ]
 
 
+def by_the_example(nodes: tuple[Node, Node], directory: Path) -> list[list[str]]:
+    """A static master: the first node's address, and a number for every node."""
+    script = str(ROOT / "examples" / "two_nodes_torchrun" / "run.sh")
+    settings = [str(QUICKSTART), f"run.dir={directory}", *SETTINGS]
+    return [
+        node.command("env", f"PYTHON={sys.executable}", script, str(number), "2", "1", nodes[0].address, *settings)
+        for number, node in enumerate(nodes)
+    ]
+
+
 def test_two_nodes_one_of_which_is_stopped(expected: list[str], tmp_path: Path) -> None:
     with two_nodes() as nodes:
         with started(on_two_nodes(nodes, tmp_path), tmp_path) as processes:
@@ -166,8 +176,8 @@ def test_two_nodes_one_of_which_is_stopped(expected: list[str], tmp_path: Path) 
         logs = tmp_path / "quickstart" / "logs"
         for rank in range(2):
             assert "megarl/run/loop.py" in (logs / f"stacks_rank_{rank}.txt").read_text()
-        # the same commands go on
-        with started(on_two_nodes(nodes, tmp_path), tmp_path) as processes:
+        # the other way to meet, as in the example, goes on with the run
+        with started(by_the_example(nodes, tmp_path), tmp_path) as processes:
             outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
     assert reproducible(outcome_in(tmp_path, 0, outputs[0])) == expected

@@ -70,7 +70,7 @@ def _meet(
     join(Rendezvous(record.rank, record.size, record.local_rank, record.meeting, join_timeout=patience), "gloo")
     world = _world(record)
     # several ranks of one test machine may have its name; the node's number tells them apart
-    name = host if record.num_nodes == 1 else f"{host} (node {record.node_rank})"
+    name = host if record.num_nodes == 1 else f"{host}, node {record.node_rank}"
     own.insert(0, Finding("interface", "ok", os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")))
     hosts: list[str] = world.broadcast(world.gather(name))
     directory = Path(config.run.dir if config is not None else "runs")
