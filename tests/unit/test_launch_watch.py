@@ -223,6 +223,20 @@ def test_without_the_driver_and_its_guard_the_others_end(gang: Gang, tmp_path: P
     assert [rank.wait(PATIENCE) for rank in ranks] == [70, 69]
 
 
+def test_a_machine_that_is_gone(gang: Gang, tmp_path: Path) -> None:
+    """A rank and its guard vanish at once."""
+    ranks = gang("works", "works", timeout=600)
+    watch = watch_of(tmp_path)
+    for guard in guards_of(tmp_path):
+        if guard.pid != watch.pid:
+            guard.kill()
+    ranks[1].kill()
+    assert ranks[0].wait(PATIENCE) == 69
+    wait_until(lambda: guards_of(tmp_path) == [])
+    message = (tmp_path / "errors").read_text()
+    assert f"MRL-5302 rank 1 on {socket.gethostname()} is out of reach: its connection was lost; it was in " in message
+
+
 def test_a_stranger_cannot_speak_to_the_watch(gang: Gang, tmp_path: Path) -> None:
     ranks = gang("works", "works", timeout=600)
     host, port, _ = json.loads((tmp_path / "hub").read_text())
