@@ -107,6 +107,18 @@ def test_a_status_says_the_same_on_a_machine_with_another_clock(
     assert (there.stopped is None) == (here.stopped is None)
 
 
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(1, 50), st.floats(0, 200))
+def test_a_run_hangs_exactly_when_nobody_got_on_for_so_long(ages: list[float], timeout: float, now: float) -> None:
+    watch = Watch(states(len(ages)), timeout)
+    for rank, age in enumerate(ages):
+        watch.ranks[rank].take({"step": 1, "phase": "p", "at": now - age})
+        watch.ranks[rank].progress = now - age
+    verdict = watch.judge(now)
+    assert (verdict is not None) == all(now - (now - age) > timeout for age in ages)
+    if verdict is not None:
+        assert f"rank {ages.index(max(ages))} " in verdict.message or ages.count(max(ages)) > 1
+
+
 # -- guards of real processes
 
 
