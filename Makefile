@@ -6,7 +6,7 @@ STAMP := $(VENV)/.matrix-installed
 
 SGLANG_VENV := .venv-sglang
 
-.PHONY: setup setup-browser quickstart test test-fast test-sglang lint type bench
+.PHONY: setup setup-browser setup-launchers quickstart test test-fast test-sglang lint type bench
 
 setup: $(STAMP)
 
@@ -23,6 +23,12 @@ $(STAMP): constraints.txt setup.py
 setup-browser:
 	command -v chromium || command -v chromium-browser || command -v google-chrome || \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
+
+# For the tests that launch on several nodes of one machine (network namespaces, Slurm); without they are skipped. Needs root.
+setup-launchers:
+	{ command -v ip && command -v slurmd && command -v munged; } || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			iproute2 slurm-wlm munge; }
 
 quickstart: setup
 	$(BIN)/megarl train --fresh configs/quickstart.yaml

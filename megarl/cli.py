@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``eval``, ``report``, ``samples``, ``export`` and ``track``.
+"""The command line: ``megarl check``, ``train``, ``eval``, ``doctor``, ``report``, ``samples``, ``export``, ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         _flush()  # here, so that a closed pipe is noticed while it can still be handled
         return code
     except MegarlError as error:
-        sys.stderr.write(f"{error}\n")
+        if _speaks():
+            sys.stderr.write(f"{error}\n")
         return error.exit_code
     except BrokenPipeError:
         # Python flushes stdout once more at exit; give it somewhere to go.
@@ -53,6 +54,17 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"MRL-9001 internal error in megarl {__version__}. Please report it with this text:\n")
         sys.stderr.write(traceback.format_exc())
         return EXIT_INTERNAL
+
+
+def _speaks() -> bool:
+    """Ranks of one node read the same files and variables, and find the same mistakes: the first of them tells."""
+    from megarl.launch.rendezvous import identify
+
+    try:
+        record = identify(os.environ)
+    except ConfigError:
+        return True
+    return record is None or record.local_rank == 0
 
 
 def _require_streams() -> None:
@@ -135,6 +147,14 @@ def _as_written(arguments: argparse.Namespace) -> list[str]:
     return ["eval", str(arguments.config), *arguments.overrides, *options, *chosen]
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    from megarl.config.load import load_config
+    from megarl.launch.doctor.examine import examine
+
+    config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
+    return examine(config, as_json=arguments.json)
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from megarl.report.write import write_report
 
@@ -183,10 +203,12 @@ def _load(arguments: argparse.Namespace) -> RunConfig:
     from megarl.config.load import load_config
     from megarl.config.preflight import require_inputs
     from megarl.config.tracker_check import require_trackers
+    from megarl.launch.rendezvous import identify
 
     config = load_config(arguments.config, arguments.overrides)
     require_inputs(config)
-    if os.environ.get("RANK", "0") == "0":  # only the driver has trackers, and needs their packages and secrets
+    record = identify(os.environ)
+    if record is None or record.rank == 0:  # only the driver has trackers, and needs their packages and secrets
         require_trackers(config)
     return config
 
@@ -226,6 +248,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this set; may be repeated")
     evaluate.add_argument("--out", metavar="FILE", type=Path, help="the results as JSON; beside the run if not given")
+    doctor = _add(commands, "doctor", _doctor, "say whether this machine, or all ranks of a launcher, can train")
+    doctor.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="a YAML file, and what it needs")
+    doctor.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=_OVERRIDES_HELP)
+    doctor.add_argument("--json", action="store_true", help="for programs")
     report = _add(commands, "report", _report, "write what a run did as one HTML page")
     report.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     report.add_argument(

@@ -21,6 +21,7 @@ from megarl.config.parallel import ParallelSettings
 from megarl.core.batch import MicroBatch
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.data.pack import PackPlan, pack
+from megarl.launch.rendezvous import identify
 from megarl.models.build import ModelOptions
 from megarl.models.cuts import Part
 from megarl.models.decoder import LanguageModel
@@ -103,9 +104,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    own = identify(os.environ)
+    assert own is not None, "start it with torchrun"
     parallel = ParallelSettings(tp_size=arguments.tp_size, pp_size=arguments.pp_size)
-    world = start_world(Rendezvous(rank, size, local_rank, "env://"), "cpu", parallel)
+    world = start_world(Rendezvous(own.rank, own.size, own.local_rank, own.meeting), "cpu", parallel)
     layout = lay_out(world, parallel)
     source = safetensors_weights(arguments.model)
     shape = shape_from_hf(read_hf_config(arguments.model), str(arguments.model))
@@ -117,8 +119,8 @@ def main() -> None:
     logits = megatron_logits(model, micro, layout)
     if world.is_driver:
         sys.stdout.write(
-            f"TP{parallel.tp_size} PP{parallel.pp_size}, {size} rank(s): {num_tensors} tensors imported and exported "
-            f"byte for byte\n  {report(arguments.model, micro, logits)}\n"
+            f"TP{parallel.tp_size} PP{parallel.pp_size}, {own.size} rank(s): {num_tensors} tensors imported and "
+            f"exported byte for byte\n  {report(arguments.model, micro, logits)}\n"
         )
     world.barrier()
     stop_world()

@@ -16,6 +16,7 @@ from megarl.config.chat import ChatSettings
 from megarl.config.data import DataSettings
 from megarl.config.evaluation import EvalSetSettings, EvalSettings
 from megarl.config.generation import GenerationSettings, WeightsSettings
+from megarl.config.launch import LaunchSettings
 from megarl.config.measuring import HardwareSettings, MetricsSettings, MonitorSettings
 from megarl.config.names import REWARD_MODEL, TokenizerName
 from megarl.config.parallel import ParallelSettings
@@ -165,6 +166,7 @@ class RunConfig(Section):
     metrics: MetricsSettings = section(MetricsSettings, "What is measured and how it is spelled.")
     monitor: MonitorSettings = section(MonitorSettings, "The same settings in Trinity-RFT's spelling.")
     alerts: AlertSettings = section(AlertSettings, "When the run raises its voice.")
+    launch: LaunchSettings = section(LaunchSettings, "How ranks are started and watched.")
     hardware: HardwareSettings = section(HardwareSettings, "What the devices could do at best.")
 
     @property

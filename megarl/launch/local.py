@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, Preempted
+from megarl.core.errors import EXIT_OK, Preempted
+from megarl.launch.kept import KeptRank
+from megarl.launch.line import LINE, new_line
+from megarl.launch.rendezvous import hand_over, local_record
+from megarl.launch.watch import RankState, Verdict, Watch
 from megarl.run.stop import SIGNALS, StopRequest
 
-# How a rank learns that this process started it, and where to leave its last words.
-LAUNCHER = "MEGARL_LAUNCHER"
+# How a rank learns which process started it.
 LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
-LAST_WORDS = "MEGARL_LAST_WORDS"
-INIT_METHOD = "MEGARL_INIT_METHOD"
 
 _EXIT_BY_SIGNAL = 128  # plus the signal's number: what a shell reports
-# How long ranks may take to leave by themselves when one has left, or is gone.
-_SECONDS_TO_LEAVE = 2.0
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class Program:
     logs: Path
     # what the user does after a failure that nobody explained
     way_out: str
+    # after so many seconds without progress somebody hangs; None: nobody does
+    hang_timeout: float | None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,127 +50,126 @@ def run_ranks(num_ranks: int, program: Program) -> int:
     A request to stop is passed on: the ranks finish their step, save, and leave. The second request ends them at once.
     """
     with tempfile.TemporaryDirectory(prefix="megarl-") as meeting_place:
-        ranks = [_start(rank, num_ranks, program, Path(meeting_place)) for rank in range(num_ranks)]
+        ranks = [_Local(rank, num_ranks, program, Path(meeting_place)) for rank in range(num_ranks)]
+        states = {rank.kept.state.rank: rank.kept.state for rank in ranks}
         stop = StopRequest()
         try:
             _pass_signals_on(stop, ranks)
-            failed = _wait(ranks)
-        except SystemExit:
-            _end(ranks, 0.0)
+            verdict = _watch(ranks, Watch(states, program.hang_timeout, str(program.logs), program.way_out))
+        except BaseException:  # the second request, or a mistake of ours
+            _end(ranks, None)
             raise
-        finally:
-            _end(ranks, _SECONDS_TO_LEAVE)
-        if failed is None:
+        _end(ranks, verdict)
+        if verdict is None:
             return EXIT_OK
-        return _report(failed, ranks[failed].returncode, Path(meeting_place), program, stop)
+        return _report(verdict, ranks, stop)
 
 
-def _pass_signals_on(stop: StopRequest, ranks: list[subprocess.Popen[bytes]]) -> None:
+class _Local:
+    """One rank of this machine, a child of this process."""
+
+    def __init__(self, rank: int, num_ranks: int, program: Program, meeting_place: Path) -> None:
+        own, theirs = new_line()
+        with theirs:
+            self.process = _start(rank, num_ranks, program, meeting_place, theirs.fileno())
+        now = time.monotonic()
+        self.kept = KeptRank(RankState(rank, socket.gethostname(), now, now), self.process.pid, own)
+
+    def look(self, now: float) -> None:
+        self.kept.drain()
+        self.kept.look(now)
+        if self.kept.state.ended is not None and self.kept.state.returncode is None:
+            self.kept.state.returncode = self.process.wait()
+            self.kept.state.is_done = self.process.returncode == EXIT_OK
+
+
+def _pass_signals_on(stop: StopRequest, ranks: list[_Local]) -> None:
     def handle(number: int, _: object) -> None:
         if stop.take(number, time.monotonic()):
             for known in SIGNALS:  # tidying up is quick, and impatience must not cut it short
                 signal.signal(known, signal.SIG_IGN)
             sys.exit(_EXIT_BY_SIGNAL + number)
-        for process in ranks:
-            process.send_signal(number)
+        for rank in ranks:
+            rank.process.send_signal(number)
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
             signal.signal(number, handle)
 
 
-def _start(rank: int, num_ranks: int, program: Program, meeting_place: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, num_ranks: int, program: Program, meeting_place: Path, line: int) -> subprocess.Popen[bytes]:
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     environment = {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
         **program.environment,
-        LAUNCHER: "local",
+        **hand_over(local_record(rank, num_ranks, f"file://{meeting_place}/store")),
         LAUNCHER_PID: str(os.getpid()),
-        LAST_WORDS: str(meeting_place / f"last_words_{rank}.json"),
-        INIT_METHOD: f"file://{meeting_place}/store",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
+        LINE: str(line),
         # All ranks are on this machine: their sockets need not be seen by any other.
         "GLOO_SOCKET_IFNAME": "lo",
     }
     command = [sys.executable, "-m", "megarl", *program.arguments]
     if rank == 0:
-        return _spawn(command, environment, None)
+        return _spawn(command, environment, line, None)
     with open(program.logs / f"rank_{rank}.log", "ab") as log:
-        return _spawn(command, environment, log)
+        return _spawn(command, environment, line, log)
 
 
-def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: list[str], environment: dict[str, str], line: int, log: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
     """A session of its own: Ctrl-C reaches this process, which then ends the ranks in order."""
     return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        command,
+        env=environment,
+        pass_fds=[line],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Block until all ranks are done or one failed; the number of the first that failed."""
-    # a process descriptor becomes readable when its process ends
-    descriptors = {os.pidfd_open(process.pid): number for number, process in enumerate(ranks)}
-    try:
-        with selectors.DefaultSelector() as selector:
-            for descriptor in descriptors:
-                selector.register(descriptor, selectors.EVENT_READ)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    selector.unregister(key.fd)
-                    number = descriptors[key.fd]
-                    if ranks[number].wait() != EXIT_OK:
-                        return number
-        return None
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+def _watch(ranks: list[_Local], watch: Watch) -> Verdict | None:
+    """Until all ranks are done, or there is a reason to end them."""
+    with selectors.DefaultSelector() as selector:
+        for rank in ranks:
+            selector.register(rank.kept.process, selectors.EVENT_READ, rank)
+        while selector.get_map():
+            for key, _ in selector.select(_POLL_SECONDS):
+                selector.unregister(key.fd)
+            now = time.monotonic()
+            for rank in ranks:
+                rank.look(now)
+            verdict = watch.judge(now)
+            if verdict is not None:
+                return verdict
+    return None
 
 
-def _end(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Wait so long for the remaining ranks; who is still there then waits for somebody who is gone."""
-    deadline = time.monotonic() + seconds
-    for process in ranks:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _end(ranks: list[_Local], verdict: Verdict | None) -> None:
+    """Nobody stays. If somebody hangs, everybody's stacks are written down first."""
+    alive = [rank for rank in ranks if rank.process.poll() is None]
+    if verdict is not None and verdict.is_hang:
+        for rank in alive:
+            rank.kept.ask_for_stacks()
+        for rank in alive:
+            rank.kept.await_stacks()
+    for rank in alive:
+        rank.process.kill()
+    for rank in ranks:
+        rank.process.wait()
 
 
-def _report(rank: int, returncode: int, meeting_place: Path, program: Program, stop: StopRequest) -> int:
+def _report(verdict: Verdict, ranks: list[_Local], stop: StopRequest) -> int:
     """One voice: the failure that explains the others, told once."""
-    explained = _last_words(meeting_place)
-    # A rank that the kernel killed says nothing; what its neighbours say is only that it is gone.
-    if explained is not None and not (returncode < 0 and explained[1] == EXIT_INTERNAL):
-        message, code = explained
-        sys.stderr.write(f"{message}\n")
-        return code
-    if stop.received is not None and returncode in (-stop.received, _EXIT_BY_SIGNAL + stop.received):
+    asked = stop.received
+    early = [rank for rank in ranks if asked and rank.process.returncode in (-asked, _EXIT_BY_SIGNAL + asked)]
+    if asked is not None and early and all(rank.kept.state.words is None for rank in ranks):
         # It was asked to stop before it could listen.
-        early = Preempted("MRL-8001", f"stopped by {stop.received.name} at the start.\nRun the same command to go on.")
-        sys.stderr.write(f"{early}\n")
-        return early.exit_code
-    if returncode < 0:
-        what = f"was ended by signal {signal.Signals(-returncode).name}"
-    else:
-        what = f"ended with exit code {returncode}"
-    sys.stderr.write(f"MRL-9002 rank {rank} {what} and left no message. See {program.logs}.\n{program.way_out}\n")
-    return EXIT_INTERNAL
-
-
-def _last_words(meeting_place: Path) -> tuple[str, int] | None:
-    """What the ranks said before they failed: a mistake of the user's before an internal error, else who spoke first.
-
-    When one rank fails, its neighbours fail a moment later with broken sockets; those are internal errors.
-    """
-    spoken = []
-    for path in meeting_place.glob("last_words_*.json"):
-        words = json.loads(path.read_text(encoding="utf-8"))
-        spoken.append((words["exit_code"] == EXIT_INTERNAL, words["time"], words))
-    if not spoken:
-        return None
-    words = min(spoken, key=lambda entry: entry[:2])[2]
-    return words["message"], words["exit_code"]
+        told = Preempted("MRL-8001", f"stopped by {asked.name} at the start.\nRun the same command to go on.")
+        sys.stderr.write(f"{told}\n")
+        return told.exit_code
+    sys.stderr.write(f"{verdict.message}\n")
+    return verdict.exit_code

@@ -6,8 +6,10 @@ import os
 
 from megarl.config.algorithms import CustomAlgorithm
 from megarl.config.schema import RunConfig
-from megarl.core.errors import EXIT_OK, ConfigError
+from megarl.core.errors import EXIT_OK
 from megarl.launch.local import Program, run_ranks
+from megarl.launch.rendezvous import read_rendezvous
+from megarl.launch.watch import GO_ON
 from megarl.run.resume import take_up
 
 
@@ -16,10 +18,11 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
     if config.run.device == "cpu":
         # Before anything imports torch: Megatron must not find a GPU that the run shall not use.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    record = read_rendezvous(os.environ, config)
+    if record is not None:
         from megarl.launch.rank import run_launched_rank, training
 
-        return run_launched_rank(config, launched_size(config), training(config, fresh=fresh))
+        return run_launched_rank(config, record, training(config, record, fresh=fresh))
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
     from megarl.run.inputs import open_inputs, try_functions
 
@@ -34,20 +37,8 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
     if directory is None:
         return EXIT_OK
     try:
-        way_out = "Run the same command to go on from the last checkpoint."
-        program = Program(("train", str(directory.resolved_config)), directory.logs, way_out)
+        command = ("train", str(directory.resolved_config))
+        program = Program(command, directory.logs, GO_ON, config.launch.hang_timeout_seconds)
         return run_ranks(config.run.num_ranks, program)
     finally:
         directory.release()
-
-
-def launched_size(config: RunConfig) -> int:
-    """How many ranks the launcher started, which must be as many as the configuration is for."""
-    size = int(os.environ["WORLD_SIZE"])
-    if size != config.run.num_ranks:
-        raise ConfigError(
-            "MRL-1110",
-            f"the launcher started {size} ranks, but run.num_ranks={config.run.num_ranks}. "
-            f"Add run.num_ranks={size} to the command, or start {config.run.num_ranks} ranks.",
-        )
-    return size

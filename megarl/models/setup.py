@@ -35,7 +35,8 @@ _layouts = _Layouts()
 
 def start_world(rendezvous: Rendezvous, device: str, parallel: ParallelSettings) -> World:
     """Meet all ranks and lay the policy out over them. Collective; one world at a time per process."""
-    chosen = choose_device(device, rendezvous.local_rank)
+    index = rendezvous.device_index
+    chosen = choose_device(device, rendezvous.local_rank if index is None else index)
     join(rendezvous, collective_backend(chosen))
     control_group = dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
     whole = Axis(0, 1, control_group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from megarl.core import faults
+from megarl.core import faults, whereabouts
 from megarl.data.distribute import deal
 from megarl.metrics.meter import Meter
 from megarl.run.build import Run
@@ -25,6 +25,7 @@ def train(run: Run, num_done: int) -> None:
         recorder.announce(stage.headline)
         algorithm = stage.algorithm
         for step in stage.enter(num_done):
+            whereabouts.begin_step(step)
             with meter.timed("timing_s/step_wall"):
                 with meter.timed("timing_s/step"):
                     reach("step/rollout", step=step)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from megarl.core import whereabouts
 from megarl.core.device import (
     MemoryReading,
     device_memory,
@@ -88,6 +89,7 @@ class Residency:
 
         An exception leaves parts where they are; what was measured so far is recorded, and that the phase failed.
         """
+        whereabouts.enter(name)
         needed = self._table.get(name)
         entered = time.monotonic()
         closes_another = self._last is not None
@@ -115,6 +117,7 @@ class Residency:
             self._report(visit, "end/onload", visit.last_seen[0])
         visit.ended = time.monotonic()
         self._last = visit
+        whereabouts.tick()
 
     def settle(self, next_phases: Iterable[str]) -> None:
         """Close the last phase of a step, so that all of it is in the step's own record.

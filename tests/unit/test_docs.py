@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMANDS = ("check", "train", "eval", "report", "samples", "export", "track")
+COMMANDS = ("check", "train", "eval", "doctor", "report", "samples", "export", "track")
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def test_there_are_commands_to_check() -> None:
 def test_megarl_commands_are_right(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``check`` is run and must print what the page shows; ``train`` is checked up to where training would start, and
-    ``eval``, ``report``, ``samples``, ``export`` and ``track`` up to where they would look for the run or model.
+    """``check`` is run and must print what the page shows; ``train`` and ``doctor`` are checked up to where they would
+    start, ``eval``, ``report``, ``samples``, ``export`` and ``track`` up to where they would look for the run or model.
     """
     monkeypatch.chdir(ROOT)
     arguments = megarl_arguments(command)
@@ -133,13 +133,14 @@ def test_megarl_commands_are_right(
         assert parsed.run.parts[0] == "runs"
         load_config(ROOT / "configs" / f"{parsed.run.name}.yaml", getattr(parsed, "overrides", ()))
         return
-    if arguments[0] == "train":
+    if arguments[0] in ("train", "doctor"):
         words = [word for word in arguments[1:] if word != "--fresh"]
         config = load_config(Path(words[0]), words[1:])
         require_inputs(config)
-        for word in command.words:
-            if word.startswith("--nproc-per-node="):
-                assert int(word.partition("=")[2]) == config.run.num_ranks
+        options = dict(word.split("=", 1) for word in command.words if word.startswith("--") and "=" in word)
+        if "--nproc-per-node" in options:
+            started = int(options["--nproc-per-node"]) * int(options.get("--nnodes", 1))
+            assert started == config.run.num_ranks
         return
     code = main(arguments)
     captured = capsys.readouterr()

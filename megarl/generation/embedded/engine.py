@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from megarl.config.model_shape import ModelShape
+from megarl.core import whereabouts
 from megarl.core.device import release_freed_memory
 from megarl.core.errors import EngineError
 from megarl.core.protocols import EnginePart, Generation, GenerationRequest, PauseMode
@@ -141,6 +142,7 @@ class EmbeddedEngine:
 
     def step(self) -> None:
         """Draw one token for every running request. Nothing happens while there is none, or during a pause."""
+        whereabouts.tick()
         with self._condition:
             if not self.can_step:
                 return

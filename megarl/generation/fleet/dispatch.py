@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from megarl.core import whereabouts
 from megarl.core.engine_fault import EngineFault
 from megarl.core.errors import EngineError
 from megarl.core.protocols import Generation, GenerationRequest, OnServed
@@ -156,6 +157,7 @@ class Dispatch:
             request = replace(flight.job.request, id=flight.id)
             async with asyncio.timeout(seconds + GRACE_SECONDS):
                 generation = await flight.server.engine.generate(request, seconds)
+                whereabouts.tick()
             if flight.id in self._flights:
                 self._take(flight, generation)
         except TimeoutError:

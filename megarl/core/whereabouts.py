@@ -1,0 +1,59 @@
+"""Where this rank is: its step and phase, told to whoever watches over it, and every sign that it gets on.
+
+A rank makes progress when it begins a step, enters or leaves a phase, decodes tokens, gets a sample from a server, or
+moves a part of its weights to a server or of its checkpoint to the disk.
+Telling costs a few microseconds and never waits; with nobody listening it does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from typing import Any
+
+# Signs of progress inside a phase are told at most this often.
+_TICK_SECONDS = 1.0
+
+
+class _Line:
+    """The line to the watcher, once somebody watches."""
+
+    def __init__(self) -> None:
+        self.socket: socket.socket | None = None
+        self.last_told = 0.0
+
+
+_line = _Line()
+
+
+def report_to(line: socket.socket | None) -> None:
+    """From now on tell this socket of packets; None: nobody."""
+    _line.socket = line
+
+
+def begin_step(step: int) -> None:
+    """The next phases belong to this step."""
+    tell({"step": step})
+
+
+def enter(phase: str) -> None:
+    """This rank now does this."""
+    tell({"phase": phase})
+
+
+def tick() -> None:
+    """This rank is still at it, and gets on."""
+    if _line.socket is not None and time.monotonic() - _line.last_told > _TICK_SECONDS:
+        tell({})
+
+
+def tell(message: dict[str, Any]) -> None:
+    """Send one message with the time at which it was true."""
+    if _line.socket is None:
+        return
+    now = time.monotonic()
+    _line.last_told = now
+    with contextlib.suppress(OSError):  # nobody reads any more, or not fast enough: no reason to stop working
+        _line.socket.send(json.dumps({**message, "at": now}).encode(), socket.MSG_DONTWAIT)
