@@ -130,8 +130,8 @@ def test_megarl_commands_are_right(
         load_config(ROOT / "configs" / f"{parsed.run.name}.yaml", getattr(parsed, "overrides", ()))
         return
     if arguments[0] == "launch":
-        parsed = cli._parser().parse_args(arguments)
-        require_inputs(load_config(parsed.config, parsed.overrides))
+        parsed, rest = cli._parser().parse_known_args(arguments)
+        require_inputs(load_config(parsed.config, [*parsed.overrides, *rest]))
         return
     if arguments[0] in ("train", "doctor"):
         words = [word for word in arguments[1:] if word != "--fresh"]
