@@ -128,9 +128,7 @@ def _warn_of_hasty_stops() -> None:
     """Ray kills a job that it stops after so many seconds: it must be long enough for a step and a checkpoint."""
     seconds = os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", "3")
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and seconds.isdecimal() and int(seconds) < _SECONDS_TO_STOP:
-        _say(
-            f"`ray job stop` will kill this run after {seconds} s, saved or not. See docs/ray.md, RAY_JOB_STOP_WAIT_TIME_S."
-        )
+        _say(f"`ray job stop` would kill this run after {seconds} s: set RAY_JOB_STOP_WAIT_TIME_S, see docs/ray.md.")
 
 
 def _nodes() -> list[ClusterNode]:
