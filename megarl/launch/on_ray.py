@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ from megarl.launch.ray_plan import (
     visible_devices,
 )
 from megarl.launch.rendezvous import RankRecord, hand_over
+from megarl.run.directory import claim
 from megarl.run.stop import SIGNALS, StopRequest
 
 # A rank is asked for news; it answers when there are any, or after this time.
@@ -60,10 +62,11 @@ def train_on_ray(config: RunConfig, words: list[str], *, asked_nodes: int | None
     with _cluster(config):
         stop.listen()  # after Ray, which has a handler of its own
         _warn_of_hasty_stops()
+        if fresh:  # here, once: a rank that is started again must neither forget it nor start over again
+            claim(config, fresh=True).release()
         for attempt in range(config.launch.max_restarts + 1):
-            first = fresh and attempt == 0
             with _placed(config, asked_nodes, stop) as group:
-                ends = group.run([*words, "--fresh"] if first else words, attempt, stop)
+                ends = group.run(words, attempt, stop)
             code = _judge(group, ends, stop)
             if code == EXIT_OK or stop.request.received is not None or not is_worth_a_restart(ends.values()):
                 return code
@@ -228,28 +231,39 @@ class _Group:
         """Until all ranks have ended. Rank 0's console is this process's."""
         ends: dict[int, int | None] = {}
         asked = {host.poll.remote(_POLL_SECONDS): rank for rank, host in enumerate(self.hosts)}
-        deadline: float | None = None
-        while asked and (deadline is None or time.monotonic() < deadline):
+        heard = dict.fromkeys(range(len(self.hosts)), time.monotonic())
+        deadline = math.inf
+        while asked and time.monotonic() < deadline:
             for number in stop.take():
                 for host in self.hosts:
                     host.signal.remote(number)
             answered, _ = ray.wait(list(asked), num_returns=1, timeout=_BEAT_SECONDS)
+            now = time.monotonic()
             for answer in answered:
                 rank = asked.pop(answer)
-                try:
-                    output, code = ray.get(answer)
-                except RayError as error:
-                    self._hear(rank, f"\n{_first_line(error)}\n".encode() if rank else b"")
-                    ends[rank] = None
-                    continue
-                self._hear(rank, output)
-                if code is None:
+                heard[rank] = now
+                is_there = self._take(rank, answer, ends)
+                if is_there:
                     asked[self.hosts[rank].poll.remote(_POLL_SECONDS)] = rank
-                else:
-                    ends[rank] = code
-            if deadline is None and any(code != EXIT_OK for code in ends.values()):
-                deadline = time.monotonic() + _SECONDS_TO_END
+            silence = _POLL_SECONDS + (self.config.launch.hang_timeout_seconds or math.inf)
+            is_failed = any(code != EXIT_OK for code in ends.values())
+            if is_failed or any(now - heard[rank] > silence for rank in asked.values()):
+                deadline = min(deadline, now + _SECONDS_TO_END)
         return ends | dict.fromkeys(asked.values())
+
+    def _take(self, rank: int, answer: Any, ends: dict[int, int | None]) -> bool:
+        """News of a rank; returns whether more will come."""
+        try:
+            output, code = ray.get(answer)
+        except RayError as error:
+            if rank:
+                self._hear(rank, f"\n{_first_line(error)}\n".encode())
+            ends[rank] = None
+            return False
+        self._hear(rank, output)
+        if code is not None:
+            ends[rank] = code
+        return code is None
 
     def _hear(self, rank: int, output: bytes) -> None:
         self.tails[rank] = (self.tails.get(rank, b"") + output)[-_TAIL:]
