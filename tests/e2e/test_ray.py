@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,3 +170,11 @@ def test_a_cluster_that_is_too_small_is_told_in_time(cluster: RayCluster, projec
     assert code == 69, output
     assert "MRL-5321 the run needs 4 nodes with 1 CPU each, and the cluster did not give them within 1 s." in output
     assert "2 nodes: 127.0.0.1 with 1, 127.0.0.1 with 1; 2 are free." in output
+
+
+def test_the_cluster_turns_strangers_away(cluster: RayCluster, project: Path) -> None:
+    question = "from megarl.launch.ray_plan import asks_for_token; print(asks_for_token('127.0.0.1:8265', None))"
+    assert cluster.run(project, sys.executable, "-c", question) == (0, "True\n")
+    # a shell without the token cannot submit
+    code, output = cluster.run(project, "env", "RAY_AUTH_TOKEN_PATH=", "RAY_AUTH_MODE=disabled", "ray", "job", "list")
+    assert code != 0, output
