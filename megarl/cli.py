@@ -1,4 +1,5 @@
-"""The command line: ``megarl check``, ``train``, ``eval``, ``doctor``, ``report``, ``samples``, ``export``, ``track``.
+"""The command line: ``megarl check``, ``train``, ``launch``, ``eval``, ``doctor``, ``report``, ``samples``, ``export``
+and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from megarl import __version__
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, ConfigError, MegarlError
+from megarl.launch.commands import add_launchers
 
 if TYPE_CHECKING:
     from megarl.config.schema import RunConfig
@@ -248,6 +250,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this set; may be repeated")
     evaluate.add_argument("--out", metavar="FILE", type=Path, help="the results as JSON; beside the run if not given")
+    launch = commands.add_parser("launch", help="train on a cluster: launch ray CONFIG")
+    add_launchers(launch.add_subparsers(title="launchers", metavar="LAUNCHER", required=True), _add_with_config)
     doctor = _add(commands, "doctor", _doctor, "say whether this machine, or all ranks of a launcher, can train")
     doctor.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="a YAML file, and what it needs")
     doctor.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=_OVERRIDES_HELP)

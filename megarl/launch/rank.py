@@ -45,8 +45,9 @@ def run_launched_rank(config: RunConfig, record: RankRecord, work: Work) -> int:
     watch_signals(stop, lambda number: os._exit(128 + number))
     # Should the launcher be killed, its ranks must not live on.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if record.launcher == "local" and os.getppid() != int(os.environ[LAUNCHER_PID]):
-        os._exit(EXIT_INTERNAL)  # it was killed before we asked to be told
+    parent = os.environ.get(LAUNCHER_PID)  # megarl's own launchers say who they are
+    if parent is not None and os.getppid() != int(parent):  # killed before we asked to be told
+        os._exit(EXIT_INTERNAL)
     line = _watched(config, record)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     # Megatron and torch warn about missing GPU packages and future deprecations; none is the user's to mend.
