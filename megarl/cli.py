@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``doctor``, ``report``, ``export`` and ``track``.
+"""The command line: ``megarl check``, ``train``, ``doctor``, ``report``, ``export``, ``track`` and ``launch``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from megarl import __version__
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, ConfigError, MegarlError
+from megarl.launch.commands import add_launch
 
 if TYPE_CHECKING:
     from megarl.config.schema import RunConfig
@@ -190,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     track = _add(commands, "track", _track, "give a finished or crashed run to its trackers, up to its last step")
     track.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     track.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="for example track_with=swanlab")
+    add_launch(commands)
     return parser
 
 
