@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from megarl.core import whereabouts
 from megarl.core.device import synchronize
 from megarl.core.faults import reach
 from megarl.core.slices import Box, Slice
@@ -159,6 +160,7 @@ def _padded(header: bytes) -> bytes:
 def _write(fd: int, content: memoryview, digest: Any) -> None:
     """Write everything (a call may take only a part) and hash it while it is in the processor's cache."""
     for begin in range(0, len(content), _CHUNK_BYTES):
+        whereabouts.tick()
         chunk = content[begin : begin + _CHUNK_BYTES]
         digest.update(chunk)
         while chunk:

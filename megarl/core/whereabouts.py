@@ -1,6 +1,7 @@
 """Where this rank is: its step and phase, told to whoever watches over it, and every sign that it gets on.
 
-A rank makes progress when it begins a step, enters or leaves a phase, decodes tokens, or gets a sample from a server.
+A rank makes progress when it begins a step, enters or leaves a phase, decodes tokens, gets a sample from a server, or
+moves a part of its weights to a server or of its checkpoint to the disk.
 Telling costs a few microseconds and never waits; with nobody listening it does nothing.
 """
 

@@ -40,7 +40,7 @@ def run_ranks(num_ranks: int, directory: RunDirectory, hang_timeout: float | Non
         try:
             _pass_signals_on(stop, ranks)
             verdict = _watch(ranks, Watch(states, hang_timeout, str(directory.logs)))
-        except SystemExit:
+        except BaseException:  # the second request, or a mistake of ours
             _end(ranks, None)
             raise
         _end(ranks, verdict)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from megarl.metrics.registry import check
-from tests.e2e.runs import QUICKSTART, SHORT, Outcome, environment, ledger, reproducible, train
+from tests.e2e.runs import QUICKSTART, SHORT, Outcome, ledger, reproducible, train
 
 pytestmark = pytest.mark.slow
-
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
@@ -106,22 +103,6 @@ def test_the_same_command_gives_the_same_ledger(short_run: Outcome) -> None:
     assert (kept / "metrics.jsonl").is_file()
     assert len(before) == 6
     assert len(json.loads(before[-1])[1]) > 40
-
-
-def test_torchrun_gives_the_same_ledger(short_run: Outcome, tmp_path: Path) -> None:
-    before = reproducible(short_run)
-    launched = subprocess.run(
-        [*TORCHRUN, "-m", "megarl", "train", str(QUICKSTART), f"run.dir={tmp_path}", *SHORT],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
-        timeout=600,
-        check=False,
-    )
-    assert launched.returncode == 0, launched.stderr
-    outcome = Outcome(0, launched.stdout, launched.stderr, tmp_path / "quickstart")
-    assert reproducible(outcome) == before
 
 
 def test_offload_off_gives_the_same_ledger(short_run: Outcome, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megarl.cli import main
 from megarl.config.load import load_config
 from megarl.core.errors import ConfigError, EngineError, MegarlError
 from megarl.launch.hostlist import expand_hosts, expand_tasks
@@ -57,7 +58,7 @@ def slurm(rank: int = 0, per_node: int = 2, num_nodes: int = 2, **changes: str) 
     }
 
 
-# the shell of an sbatch script, as Slurm 22.05 sets it
+# the shell of an sbatch script: seen in Slurm 22.05.8, which sets SLURM_STEP_ID only for tasks of srun
 BATCH_SHELL = {
     "SLURM_JOB_ID": "4711",
     "SLURM_PROCID": "0",
@@ -208,13 +209,24 @@ def test_the_layout_must_have_a_place_for_every_rank() -> None:
 
 def test_each_rank_needs_a_gpu_of_its_own() -> None:
     config = load_config(QUICKSTART, ["run.num_ranks=4"])
-    with pytest.raises(ConfigError, match="shows it 1 GPUs"):
-        read_rendezvous(torchrun(rank=1, CUDA_VISIBLE_DEVICES="0"), config)
+    for rank in range(4):  # all of them: any may be the one who tells
+        with pytest.raises(ConfigError, match="shows it 1 GPUs"):
+            read_rendezvous(torchrun(rank, CUDA_VISIBLE_DEVICES="0"), config)
     # Slurm may show each task only its own
     own = read_rendezvous(slurm(rank=1, CUDA_VISIBLE_DEVICES="5"), config)
     assert own is not None and own.device_index == 0
     on_cpu = load_config(QUICKSTART, ["run.num_ranks=4", "run.device=cpu"])
     assert read_rendezvous(torchrun(rank=1, CUDA_VISIBLE_DEVICES="0"), on_cpu) is not None
+
+
+def test_one_rank_of_a_node_tells_a_mistake_that_all_of_them_find(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, is_told in ((2, True), (3, False)):  # the first and the second of the second node
+        for name, value in torchrun(rank).items():
+            monkeypatch.setenv(name, value)
+        assert main(["train", "no_such.yaml"]) == 66
+        assert ("MRL-4010" in capsys.readouterr().err) == is_told
 
 
 # -- Slurm's lists

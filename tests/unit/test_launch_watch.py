@@ -107,6 +107,18 @@ def test_a_status_says_the_same_on_a_machine_with_another_clock(
     assert (there.stopped is None) == (here.stopped is None)
 
 
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.floats(1, 50), st.floats(0, 200))
+def test_a_run_hangs_exactly_when_nobody_got_on_for_so_long(ages: list[float], timeout: float, now: float) -> None:
+    watch = Watch(states(len(ages)), timeout)
+    for rank, age in enumerate(ages):
+        watch.ranks[rank].take({"step": 1, "phase": "p", "at": now - age})
+        watch.ranks[rank].progress = now - age
+    verdict = watch.judge(now)
+    assert (verdict is not None) == all(now - (now - age) > timeout for age in ages)
+    if verdict is not None:
+        assert f"rank {ages.index(max(ages))} " in verdict.message or ages.count(max(ages)) > 1
+
+
 # -- guards of real processes
 
 
@@ -221,6 +233,20 @@ def test_without_the_driver_and_its_guard_the_others_end(gang: Gang, tmp_path: P
     ranks = gang("works", "works", timeout=600)
     watch_of(tmp_path).kill()
     assert [rank.wait(PATIENCE) for rank in ranks] == [70, 69]
+
+
+def test_a_machine_that_is_gone(gang: Gang, tmp_path: Path) -> None:
+    """A rank and its guard vanish at once."""
+    ranks = gang("works", "works", timeout=600)
+    watch = watch_of(tmp_path)
+    for guard in guards_of(tmp_path):
+        if guard.pid != watch.pid:
+            guard.kill()
+    ranks[1].kill()
+    assert ranks[0].wait(PATIENCE) == 69
+    wait_until(lambda: guards_of(tmp_path) == [])
+    message = (tmp_path / "errors").read_text()
+    assert f"MRL-5302 rank 1 on {socket.gethostname()} is out of reach: its connection was lost; it was in " in message
 
 
 def test_a_stranger_cannot_speak_to_the_watch(gang: Gang, tmp_path: Path) -> None:
