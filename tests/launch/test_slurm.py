@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -139,3 +140,35 @@ def test_three_warnings_and_a_lost_node_change_nothing(slurm: Slurm, expected: l
     assert job.log.count("goes back into the queue") == 3
     assert job.log.count("from checkpoints/step_") == 4
     job.assert_nothing_is_left()
+
+
+def test_a_killed_and_a_stopped_rank_are_named_and_the_job_goes_on(
+    slurm: Slurm, expected: list[str], tmp_path: Path
+) -> None:
+    slurm.wait_for_nodes()
+    job = submitted(slurm, tmp_path)
+    job.wait_for_step(2)
+    job.ranks()[1].kill()
+    end = job.wait_for_end("FAILED", "COMPLETED")
+    # a step's exit code is the highest of its tasks': here that of the signal
+    assert (end.state, end.exit_code) == ("FAILED", "137:0"), job.log
+    assert "MRL-9002 rank 1 died on" in job.log
+    job.assert_nothing_is_left()
+
+    slurm.run("scontrol", "requeue", str(job.number))
+    job.wait_for_start(2)
+    job.wait_for_step(4)
+    stopped = job.ranks()[0]
+    stopped.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    end = job.wait_for_end("FAILED", "COMPLETED")
+    # the promise is the time-out and ten seconds; this machine may be busy
+    assert time.monotonic() - begin < HANG_SECONDS + 20
+    assert (end.state, end.exit_code) == ("FAILED", "69:0"), job.log
+    assert "MRL-5301 rank 0 on" in job.log
+    job.assert_nothing_is_left()
+
+    slurm.run("scontrol", "requeue", str(job.number))
+    job.wait_for_start(3)
+    assert job.wait_for_end("FAILED", "COMPLETED").state == "COMPLETED", job.log
+    assert job.ledger == expected
