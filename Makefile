@@ -24,8 +24,10 @@ setup-browser:
 	command -v chromium || command -v chromium-browser || command -v google-chrome || \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 
-# For the tests that launch on several nodes of one machine (network namespaces, Slurm); without they are skipped. Needs root.
-setup-launchers:
+# For the tests that launch on several nodes of one machine (network namespaces, Slurm, Ray); without they are skipped.
+# Needs root for Debian's packages.
+setup-launchers: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable ".[dev,ray]"
 	{ command -v ip && command -v slurmd && command -v munged; } || \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 			iproute2 slurm-wlm munge; }

@@ -1,4 +1,4 @@
-"""The command line: ``megarl check``, ``train``, ``doctor``, ``report``, ``export``, ``track`` and ``launch``.
+"""The command line: ``megarl check``, ``train``, ``launch``, ``doctor``, ``report``, ``export`` and ``track``.
 
 Only what a command needs is imported, inside the command: ``check`` answers in well under a second because nothing here
 imports torch.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from megarl import __version__
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, ConfigError, MegarlError
-from megarl.launch.commands import add_launch
+from megarl.launch.commands import add_launchers
 
 if TYPE_CHECKING:
     from megarl.config.schema import RunConfig
@@ -174,6 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         commands, "train", _train, "train, as the configuration says; a run that was begun goes on"
     )
     train.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    launch = commands.add_parser("launch", help="train on a cluster: launch ray CONFIG, launch slurm CONFIG")
+    add_launchers(launch.add_subparsers(title="launchers", metavar="LAUNCHER", required=True), _add_with_config)
     doctor = _add(commands, "doctor", _doctor, "say whether this machine, or all ranks of a launcher, can train")
     doctor.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="a YAML file, and what it needs")
     doctor.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=_OVERRIDES_HELP)
@@ -191,7 +193,6 @@ def _parser() -> argparse.ArgumentParser:
     track = _add(commands, "track", _track, "give a finished or crashed run to its trackers, up to its last step")
     track.add_argument("run", metavar="RUN", type=Path, help="a run directory, for example runs/quickstart")
     track.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="for example track_with=swanlab")
-    add_launch(commands)
     return parser
 
 

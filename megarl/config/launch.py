@@ -23,3 +23,16 @@ class LaunchSettings(Section):
         le=1e6,
         elsewhere="rdzv_timeout init_timeout",
     )
+    max_restarts: int = setting(
+        3,
+        "How often `megarl launch ray` starts all ranks again, from the last checkpoint, when a rank or its machine "
+        "was lost. Mistakes in the configuration or the data are never tried again.",
+        ge=0,
+        le=1000,
+        elsewhere="max_restart_times max_failures",
+    )
+    allow_open_cluster: bool = setting(
+        False,
+        "Let `megarl launch ray` use a Ray cluster that other machines reach and that asks for no token: whoever "
+        "reaches it can run programs on it.",
+    )

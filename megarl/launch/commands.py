@@ -1,4 +1,4 @@
-"""``megarl launch WAY CONFIG``: start a run with a scheduler. What a way needs is imported when it is taken."""
+"""``megarl launch LAUNCHER CONFIG``: what the command line says about each launcher."""
 
 from __future__ import annotations
 
@@ -6,33 +6,60 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
-from megarl.core.errors import EXIT_OK
+from megarl.core.errors import EXIT_OK, ConfigError
 
 Command = Callable[[argparse.Namespace], int]
-# Of whatever parser class the command line has: mistakes are reported in its way.
-Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
-def add_launch(commands: Commands) -> None:
-    """Add ``launch`` and its ways to the command line."""
-    text = "start a run with a scheduler"
-    launch = commands.add_parser("launch", help=text, description=text.capitalize() + ".")
-    ways = launch.add_subparsers(title="ways", metavar="WAY", required=True)
-    slurm = _add_way(ways, "slurm", _slurm, "write the sbatch file of a run, and submit it if asked to")
-    slurm.add_argument("--nodes", metavar="N", type=int, required=True, help="machines")
+class AddCommand(Protocol):
+    """How the command line adds a command that takes CONFIG and KEY=VALUE."""
+
+    def __call__(self, commands: Any, name: str, command: Command, text: str, /) -> argparse.ArgumentParser:
+        """The command's parser."""
+
+
+def add_launchers(launchers: Any, add: AddCommand) -> None:
+    """All commands below ``megarl launch``."""
+    ray = add(launchers, "ray", _launch_on_ray, "train on a Ray cluster; a command for ray job submit")
+    ray.add_argument("--nodes", type=int, help="how many nodes; as few as hold all ranks if not given")
+    ray.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    slurm = add(launchers, "slurm", _launch_on_slurm, "write the sbatch file of a run, and submit it if asked to")
+    slurm.add_argument("--nodes", metavar="N", type=int, required=True, help="how many nodes")
     slurm.add_argument("--ranks-per-node", metavar="N", type=int, help="run.num_ranks / nodes if not given")
     slurm.add_argument("--time", metavar="LIMIT", default="24:00:00", help="Slurm's time limit; 24:00:00 if not given")
-    slurm.add_argument(
-        "--save-before", metavar="SECONDS", type=int, default=300, help="save and requeue so long before"
-    )
+    slurm.add_argument("--save-before", metavar="SECONDS", type=int, default=300, help="save so long before; 300")
     slurm.add_argument("--partition", metavar="NAME", help="Slurm's partition")
     slurm.add_argument("--out", metavar="FILE", type=Path, help="the file to write; to the terminal if not given")
     slurm.add_argument("--submit", action="store_true", help="hand it to sbatch")
 
 
-def _slurm(arguments: argparse.Namespace) -> int:
+def _launch_on_ray(arguments: argparse.Namespace) -> int:
+    from megarl.config.load import load_config
+    from megarl.config.preflight import require_inputs
+    from megarl.launch.ray_plan import require_shared_directory
+
+    if arguments.nodes is not None and arguments.nodes < 1:
+        arguments.parser.error(f"--nodes must be 1 or more, not {arguments.nodes}")
+    config = load_config(arguments.config, arguments.overrides)
+    require_shared_directory(config)
+    require_inputs(config)
+    try:
+        from megarl.launch.on_ray import train_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError(
+            "MRL-1670",
+            "megarl launch ray needs the package ray, which is not installed here.\n"
+            'Install it on all nodes: pip install --constraint constraints.txt "megarl[ray]"',
+        ) from None
+    words = ["train", str(arguments.config), *arguments.overrides]
+    return train_on_ray(config, words, asked_nodes=arguments.nodes, fresh=arguments.fresh)
+
+
+def _launch_on_slurm(arguments: argparse.Namespace) -> int:
     from megarl.config.load import load_config
     from megarl.config.preflight import require_inputs
     from megarl.launch.slurm import SlurmRequest, render, submit, write_script
@@ -51,11 +78,3 @@ def _slurm(arguments: argparse.Namespace) -> int:
     elif arguments.out is None:
         sys.stdout.write(script)
     return EXIT_OK
-
-
-def _add_way(ways: Commands, name: str, command: Command, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = ways.add_parser(name, help=text, description=text.capitalize() + ".")
-    parser.set_defaults(run_command=command, parser=parser)
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="a YAML file")
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="settings that replace those of the file")
-    return parser

@@ -252,15 +252,16 @@ class Guard:
         own = self._kept.state
         is_alone = self._link is None and not self._is_watch
         self._tell_all({"verdict": [verdict.message, verdict.exit_code, verdict.is_hang]})
+        # first of all: Slurm kills what is left of a task as soon as its rank has ended
+        if self._is_watch or (is_alone and (self._speaks_alone or verdict.exit_code == EXIT_INTERNAL)):
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{verdict.message}\n")
+                sys.stderr.flush()
         if own.ended is None and verdict.is_hang:
             self._kept.ask_for_stacks()
             self._kept.await_stacks()
         if own.ended is None:
             self._kept.end(verdict.exit_code)
-        if self._is_watch or (is_alone and (self._speaks_alone or verdict.exit_code == EXIT_INTERNAL)):
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"{verdict.message}\n")
-                sys.stderr.flush()
         deadline = time.monotonic() + 2.0
         while self._members and time.monotonic() < deadline:  # a connection that is cut at once may lose the verdict
             for key, _ in self._selector.select(_POLL_SECONDS):

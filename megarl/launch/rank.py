@@ -33,9 +33,8 @@ def run_launched_rank(config: RunConfig, record: RankRecord, *, fresh: bool) -> 
     watch_signals(stop, lambda number: os._exit(128 + number))
     # Should the launcher be killed, its ranks must not live on.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if record.launcher == "local" and os.getppid() != int(
-        os.environ[LAUNCHER_PID]
-    ):  # killed before we asked to be told
+    parent = os.environ.get(LAUNCHER_PID)  # megarl's own launchers say who they are
+    if parent is not None and os.getppid() != int(parent):  # killed before we asked to be told
         os._exit(EXIT_INTERNAL)
     line = _watched(config, record)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

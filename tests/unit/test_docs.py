@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMANDS = ("check", "train", "doctor", "report", "export", "track")
+COMMANDS = ("check", "train", "launch", "doctor", "report", "export", "track")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def _simple_commands(line: str) -> Iterator[tuple[str, ...]]:
 def megarl_arguments(command: Command) -> list[str] | None:
     """What follows ``megarl`` in a command, however it is started; None if it starts something else."""
     words = list(command.words)
+    if words[:3] == ["ray", "job", "submit"]:
+        words = words[words.index("--") + 1 :]
     if words[0].removeprefix(".venv/bin/") == "megarl":
         return words[1:]
     if "-m" in words[:-1] and words[words.index("-m") + 1] == "megarl":
@@ -126,6 +128,10 @@ def test_megarl_commands_are_right(
         parsed = cli._parser().parse_args(arguments)
         assert parsed.run.parts[0] == "runs"
         load_config(ROOT / "configs" / f"{parsed.run.name}.yaml", getattr(parsed, "overrides", ()))
+        return
+    if arguments[0] == "launch":
+        parsed, rest = cli._parser().parse_known_args(arguments)
+        require_inputs(load_config(parsed.config, parsed.overrides + rest))
         return
     if arguments[0] in ("train", "doctor"):
         words = [word for word in arguments[1:] if word != "--fresh"]

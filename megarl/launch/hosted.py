@@ -1,0 +1,86 @@
+"""A rank's process in the hands of a Ray actor: start it, hand its output on, pass signals to it. Imports no Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from megarl.launch.local import LAUNCHER_PID
+
+# A rank's guard may speak after the rank has ended, and ends within this time.
+_SECONDS_FOR_THE_GUARD = 15.0
+# A rank that talks faster than it is listened to waits.
+_MAX_WAITING = 1 << 22
+
+
+class HostedRank:
+    """One rank as a child process. Its methods are called from several threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._output = bytearray()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._code: int | None = None
+
+    def place(self) -> tuple[str, int]:
+        """This host's name, and a port that is free on it now."""
+        with socket.create_server(("", 0)) as probe:
+            return socket.gethostname(), int(probe.getsockname()[1])
+
+    def start(self, words: Sequence[str], variables: dict[str, str], directory: str | None) -> None:
+        """``python -m megarl WORDS``, here or in ``directory``, as the rank that ``variables`` say."""
+        # the rank is on its own: it has no use for Ray, and must not hold the key to the cluster
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        environment = {**inherited, **variables, LAUNCHER_PID: str(os.getpid())}
+        command = [sys.executable, "-m", "megarl", *words]
+        threading.Thread(target=self._keep, args=(command, environment, directory), daemon=True).start()
+
+    def poll(self, seconds: float) -> tuple[bytes, int | None]:
+        """What the rank wrote since the last time, and how it ended once it has; waits for one of them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._output or self._code is not None, seconds)
+            output = bytes(self._output)
+            self._output.clear()
+            self._changed.notify_all()
+            return output, self._code
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on; a rank that has not started yet is ended by it when it has."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._process is not None)
+            if self._process is not None:
+                self._process.send_signal(number)
+
+    def _keep(self, command: list[str], environment: dict[str, str], directory: str | None) -> None:
+        """From start to end in one thread: the kernel ends the rank when the thread that started it is gone."""
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        with self._changed:
+            self._process = process
+            self._changed.notify_all()
+        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
+        reader.start()
+        code = process.wait()
+        reader.join(_SECONDS_FOR_THE_GUARD)
+        with self._changed:
+            self._code = code
+            self._changed.notify_all()
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        while data := os.read(process.stdout.fileno(), 65536):
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._output) < _MAX_WAITING)
+                self._output += data
+                self._changed.notify_all()

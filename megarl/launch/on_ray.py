@@ -1,0 +1,281 @@
+"""``megarl launch ray``: the same program as ever, once per device, in processes that Ray actors start.
+
+The only file that imports Ray. Ray finds the devices, starts one actor beside each, and tells when one is lost; the
+ranks meet over their own sockets and are watched by their guards, so that no tensor and no number of the training ever
+is a Ray object. This process, the driver of the Ray job, hands the console of rank 0 on as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from megarl.config.schema import RunConfig
+from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, EngineError, MegarlError, Preempted
+from megarl.launch.hosted import HostedRank
+from megarl.launch.ray_plan import (
+    ClusterNode,
+    Placement,
+    asks_for_token,
+    is_worth_a_restart,
+    lack,
+    plan_placement,
+    require_closed,
+)
+from megarl.launch.rendezvous import RankRecord, hand_over
+from megarl.run.stop import SIGNALS, StopRequest
+
+# A rank is asked for news; it answers when there are any, or after this time.
+_POLL_SECONDS = 30.0
+# How often signals are looked at.
+_BEAT_SECONDS = 0.5
+# When one rank has failed, the guards end the others, and have their say.
+_SECONDS_TO_END = 30.0
+_TAIL = 4096
+
+
+def train_on_ray(config: RunConfig, words: list[str], *, asked_nodes: int | None, fresh: bool) -> int:
+    """Train to the end on the cluster that this process is in; returns the exit code.
+
+    ``words`` is what follows ``megarl`` in a rank's command. Ranks that are lost are all started again, from the last
+    checkpoint, up to ``launch.max_restarts`` times.
+    """
+    stop = _Stop()
+    with _cluster(config):
+        stop.listen()  # after Ray, which has a handler of its own
+        for attempt in range(config.launch.max_restarts + 1):
+            first = fresh and attempt == 0
+            with _placed(config, asked_nodes, stop) as group:
+                group.start([*words, "--fresh"] if first else words, attempt)
+                ends = group.follow(stop)
+            code = _judge(group, ends, stop)
+            if code == EXIT_OK or stop.request.received is not None or not is_worth_a_restart(ends.values()):
+                return code
+            if attempt < config.launch.max_restarts:
+                _say(
+                    f"Restart {attempt + 1} of {config.launch.max_restarts}: all ranks go on from the last checkpoint."
+                )
+        if config.launch.max_restarts:
+            _say(f"Not restarted again: launch.max_restarts={config.launch.max_restarts}.")
+        return code
+
+
+class _Stop:
+    """Requests to stop that came as signals, and have to be passed on to the ranks."""
+
+    def __init__(self) -> None:
+        self.request = StopRequest()
+        self._to_pass_on: list[int] = []
+
+    def listen(self) -> None:
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+
+    def take(self) -> list[int]:
+        """What has to be passed on since the last time."""
+        numbers, self._to_pass_on = self._to_pass_on, []
+        return numbers
+
+    def _handle(self, number: int, _: object) -> None:
+        if self.request.take(number, time.monotonic()):
+            for known in SIGNALS:
+                signal.signal(known, signal.SIG_IGN)
+            sys.exit(128 + number)
+        # Ray blocks SIGINT in its workers and what they start
+        self._to_pass_on.append(signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _cluster(config: RunConfig) -> Iterator[None]:
+    """Connected to the cluster that is already there."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        context = ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RayError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise EngineError(
+            "MRL-5322",
+            f"there is no Ray cluster to train on: {reason}\n"
+            "Start one (docs/ray.md) and use: ray job submit --working-dir . -- megarl launch ray CONFIG",
+        ) from None
+    try:
+        is_closed = asks_for_token(context.dashboard_url, os.environ.get("RAY_AUTH_MODE"))
+        addresses = [node.address for node in _nodes()]
+        require_closed(addresses, asks_for_token=is_closed, is_allowed=config.launch.allow_open_cluster)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _nodes() -> list[ClusterNode]:
+    found = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            found.append(ClusterNode(str(node["NodeManagerAddress"]), int(has.get("CPU", 0)), int(has.get("GPU", 0))))
+    return found
+
+
+@contextlib.contextmanager
+def _placed(config: RunConfig, asked_nodes: int | None, stop: _Stop) -> Iterator[_Group]:
+    """One actor per device, on nodes that are all there. None of them is left afterwards, nor what they started."""
+    placement = plan_placement(config, _nodes(), asked_nodes)
+    bundles = placement_group([placement.bundle] * placement.num_nodes, strategy="STRICT_SPREAD")
+    hosts: list[Any] = []
+    try:
+        _await_bundles(bundles, placement, config.launch.join_timeout_seconds, stop)
+        kind = ray.remote(_Host)
+        for rank in range(config.run.num_ranks):
+            options = {
+                "num_cpus": 1,
+                "num_gpus": 1 if placement.device == "GPU" else 0,
+                "max_concurrency": 4,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, rank // placement.per_node),
+            }
+            hosts.append(kind.options(**options).remote())
+        yield _Group(config, placement, hosts)
+    finally:
+        for host in hosts:
+            ray.kill(host)
+        remove_placement_group(bundles)
+
+
+def _await_bundles(bundles: Any, placement: Placement, seconds: float, stop: _Stop) -> None:
+    deadline = time.monotonic() + seconds
+    while not bundles.wait(min(_BEAT_SECONDS, max(0.0, deadline - time.monotonic()))):
+        if stop.request.received is not None:
+            raise Preempted("MRL-8001", f"stopped by {stop.request.received.name} at the start.\nSubmit it again.")
+        if time.monotonic() > deadline:
+            num_free = ray.available_resources().get(placement.device, 0.0)
+            raise lack(placement, _nodes(), num_free, seconds)
+
+
+class _Host(HostedRank):
+    """What an actor is."""
+
+    def address(self) -> str:
+        """This node's address, as the cluster knows it."""
+        return str(ray.util.get_node_ip_address())
+
+
+@dataclass
+class _Group:
+    """All ranks of one start. How each ended: exit code, minus a signal, or None if it was lost with its actor."""
+
+    config: RunConfig
+    placement: Placement
+    hosts: list[Any]
+    names: list[str] = field(default_factory=list)
+    # what each rank wrote last
+    tails: dict[int, bytes] = field(default_factory=dict)
+
+    def start(self, words: Sequence[str], attempt: int) -> None:
+        """The same command in every actor, each with its own record."""
+        places = ray.get([host.place.remote() for host in self.hosts])
+        self.names = [name for name, _ in places]
+        is_one = self.placement.num_nodes == 1
+        address = "127.0.0.1" if is_one else ray.get(self.hosts[0].address.remote())
+        port = places[0][1]
+        bracketed = f"[{address}]" if ":" in address else address
+        # with a working directory of its own the job has a copy on every node, which is where the actors are
+        directory = None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
+        started = []
+        for rank, host in enumerate(self.hosts):
+            node, local = divmod(rank, self.placement.per_node)
+            record = RankRecord(
+                "ray", rank, len(self.hosts), local, self.placement.per_node, node, self.placement.num_nodes,
+                address, port, 0, f"tcp://{bracketed}:{port}", attempt,
+            )  # fmt: skip
+            started.append(host.start.remote(list(words), hand_over(record), directory))
+        ray.get(started)
+
+    def follow(self, stop: _Stop) -> dict[int, int | None]:
+        """Until all ranks have ended. Rank 0's console is this process's."""
+        ends: dict[int, int | None] = {}
+        asked = {host.poll.remote(_POLL_SECONDS): rank for rank, host in enumerate(self.hosts)}
+        deadline: float | None = None
+        while asked and (deadline is None or time.monotonic() < deadline):
+            for number in stop.take():
+                for host in self.hosts:
+                    host.signal.remote(number)
+            answered, _ = ray.wait(list(asked), num_returns=1, timeout=_BEAT_SECONDS)
+            for answer in answered:
+                rank = asked.pop(answer)
+                try:
+                    output, code = ray.get(answer)
+                except RayError as error:
+                    self._hear(rank, f"\n{_first_line(error)}\n".encode() if rank else b"")
+                    ends[rank] = None
+                    continue
+                self._hear(rank, output)
+                if code is None:
+                    asked[self.hosts[rank].poll.remote(_POLL_SECONDS)] = rank
+                else:
+                    ends[rank] = code
+            if deadline is None and any(code != EXIT_OK for code in ends.values()):
+                deadline = time.monotonic() + _SECONDS_TO_END
+        return ends | dict.fromkeys(asked.values())
+
+    def _hear(self, rank: int, output: bytes) -> None:
+        self.tails[rank] = (self.tails.get(rank, b"") + output)[-_TAIL:]
+        if rank == 0 and output:
+            sys.stdout.buffer.write(output)
+            sys.stdout.buffer.flush()
+
+
+def _judge(group: _Group, ends: dict[int, int | None], stop: _Stop) -> int:
+    """The exit code; and one reason, if rank 0's console has not given it yet."""
+    if all(code == EXIT_OK for code in ends.values()):
+        return EXIT_OK
+    asked = stop.request.received
+    is_explained = any(b"MRL-" in group.tails.get(rank, b"") for rank in ends)
+    if asked is not None and not is_explained:
+        early = Preempted("MRL-8001", f"stopped by {asked.name} at the start.\nSubmit it again to go on.")
+        _say(str(early))
+        return early.exit_code
+    if b"MRL-" not in group.tails.get(0, b""):
+        _say(_reason(group, ends))
+    codes = [code for code in (ends[rank] for rank in sorted(ends)) if code is not None and code > 0]
+    if codes:
+        return codes[0]
+    return EngineError.exit_code if None in ends.values() else EXIT_INTERNAL
+
+
+def _reason(group: _Group, ends: dict[int, int | None]) -> str:
+    for rank in sorted(ends):
+        lines = group.tails.get(rank, b"").decode(errors="replace").splitlines()
+        told = next((n for n, line in enumerate(lines) if line.startswith("MRL-")), None)
+        if told is not None:
+            return "\n".join(lines[told : told + 8])
+    rank = next(rank for rank in sorted(ends) if ends[rank] != EXIT_OK)
+    code = ends[rank]
+    how = "was lost with its Ray actor" if code is None else f"ended with exit code {code}"
+    if code is not None and code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    last = group.tails.get(rank, b"").decode(errors="replace").strip()[-400:]
+    return str(
+        MegarlError("MRL-5323", f"rank {rank} on {group.names[rank]} {how}, without a word.\nIts last lines: {last}")
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

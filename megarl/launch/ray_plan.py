@@ -1,0 +1,144 @@
+"""What a run asks of a Ray cluster: which bundles, whether the cluster may be trusted, what is worth another start.
+
+Nothing here imports Ray: everything is a function of what `on_ray` saw.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from megarl.config.schema import RunConfig
+from megarl.core.errors import ConfigError, DataError, EngineError, MissingInputError, RunDirInUseError, StorageError
+
+# Another start would meet the same mistake, or do harm.
+_FINAL_CODES = {kind.exit_code for kind in (ConfigError, DataError, MissingInputError, RunDirInUseError, StorageError)}
+# A rank, or its machine, was lost; or it was asked to leave by somebody else than us.
+_PASSING_CODES = (69, 75)
+_FIRST_SIGNAL_CODE = 128
+_SECONDS_TO_ANSWER = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A living node of the cluster, and what it has in all."""
+
+    address: str
+    num_cpus: int
+    num_gpus: int
+
+    def count(self, device: Literal["CPU", "GPU"]) -> int:
+        """How many ranks it could hold if nobody else were there. A rank on a GPU needs a core as well."""
+        return self.num_cpus if device == "CPU" else min(self.num_cpus, self.num_gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One bundle of ``per_node`` devices on each of ``num_nodes`` nodes: rank r is on node ``r // per_node``."""
+
+    num_nodes: int
+    per_node: int
+    device: Literal["CPU", "GPU"]
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one node has to give."""
+        return {"CPU": float(self.per_node)} | ({"GPU": float(self.per_node)} if self.device == "GPU" else {})
+
+    def __str__(self) -> str:
+        nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
+        return f"{nodes} with {self.per_node} {self.device}{'s' if self.per_node > 1 else ''}"
+
+
+def plan_placement(config: RunConfig, nodes: Sequence[ClusterNode], asked_nodes: int | None) -> Placement:
+    """As many nodes as were asked for, else the fewest that hold all ranks; every node gets the same number.
+
+    If no number of nodes will do now, the answer is what would do if there were more nodes as large as the largest.
+    """
+    num_ranks = config.run.num_ranks
+    has_gpus = any(node.num_gpus for node in nodes)
+    device: Literal["CPU", "GPU"] = (
+        "GPU" if config.run.device == "cuda" or (config.run.device == "auto" and has_gpus) else "CPU"
+    )
+    if asked_nodes is not None:
+        if num_ranks % asked_nodes:
+            raise ConfigError(
+                "MRL-1674",
+                f"--nodes {asked_nodes} does not divide run.num_ranks={num_ranks}: every node gets the same number of "
+                f"ranks.\nAsk for one of {', '.join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)}.",
+            )
+        return Placement(asked_nodes, num_ranks // asked_nodes, device)
+    room = sorted((node.count(device) for node in nodes), reverse=True) or [0]
+    for num_nodes in range(1, num_ranks + 1):
+        per_node, left = divmod(num_ranks, num_nodes)
+        if not left and len(room) >= num_nodes and room[num_nodes - 1] >= per_node:
+            return Placement(num_nodes, per_node, device)
+    per_node = next(n for n in range(num_ranks, 0, -1) if num_ranks % n == 0 and (n <= room[0] or n == 1))
+    return Placement(num_ranks // per_node, per_node, device)
+
+
+def lack(placement: Placement, nodes: Sequence[ClusterNode], num_free: float, seconds: float) -> EngineError:
+    """The cluster did not give what the run needs."""
+    each = ", ".join(f"{node.address} with {node.count(placement.device)}" for node in nodes[:8])
+    more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
+    return EngineError(
+        "MRL-5321",
+        f"the run needs {placement} each, and the cluster did not give them within {seconds:.0f} s.\n"
+        f"The cluster has {placement.device}s on {len(nodes)} nodes: {each}{more}; {num_free:g} are free.\n"
+        "Add nodes, end other jobs, lower run.num_ranks, or wait longer: launch.join_timeout_seconds.",
+    )
+
+
+def require_closed(addresses: Iterable[str], *, asks_for_token: bool, is_allowed: bool) -> None:
+    """Whoever reaches a cluster without authentication runs what he likes on it, with the rights of its user."""
+    reachable = [address for address in addresses if not _is_loopback(address)]
+    if reachable and not asks_for_token and not is_allowed:
+        raise ConfigError(
+            "MRL-1672",
+            f"this Ray cluster answers without a token at {', '.join(reachable[:4])}: anybody who reaches it can run "
+            "programs on it.\nStart it with RAY_AUTH_MODE=token (docs/ray.md), "
+            "or set launch.allow_open_cluster=true if its network is closed.",
+        )
+
+
+def asks_for_token(dashboard: str | None, mode: str | None) -> bool:
+    """Whether the cluster turns strangers away: ask it as one. Without a dashboard, go by the mode of this process."""
+    if not dashboard:
+        return mode == "token"
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"http://{dashboard}/api/jobs/", timeout=_SECONDS_TO_ANSWER):
+            return False
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 403)
+    except OSError:
+        return mode == "token"
+
+
+def require_shared_directory(config: RunConfig) -> None:
+    """Ray gives every job and node a copy of the working directory, and deletes it afterwards."""
+    if not config.run.dir.startswith("/"):
+        raise ConfigError(
+            "MRL-1673",
+            f"run.dir={config.run.dir} is relative, but on Ray a run works in a copy of the working directory that is "
+            "deleted later.\nName a directory that all nodes share: run.dir=/shared/runs",
+        )
+
+
+def is_worth_a_restart(codes: Iterable[int | None]) -> bool:
+    """How the ranks ended: exit codes, minus a signal, or None where the rank was lost with its node."""
+    known = list(codes)
+    if any(code in _FINAL_CODES for code in known):
+        return False
+    return any(code is None or code < 0 or code in _PASSING_CODES or code > _FIRST_SIGNAL_CODE for code in known)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

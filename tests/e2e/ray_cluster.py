@@ -1,0 +1,79 @@
+"""A real Ray cluster of two nodes for a module of tests, in namespaces of its own. Needs root, iproute2 and Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.runs import ROOT, environment
+
+# What a busy machine needs to start two nodes, or a job with two imports of torch.
+PATIENCE = 240.0
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """Commands are run as on a machine of the cluster. ``process`` is the first of its processes."""
+
+    process: psutil.Process
+    variables: dict[str, str]
+
+    def start(self, directory: Path, *words: str) -> subprocess.Popen[str]:
+        inside = ["nsenter", "-t", str(self.process.pid), "-n", "-p", "-m", f"--wd={directory}"]
+        return subprocess.Popen(
+            [*inside, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.variables
+        )
+
+    def run(self, directory: Path, *words: str) -> tuple[int, str]:
+        """Exit code and output."""
+        process = self.start(directory, *words)
+        try:
+            output, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+        return process.returncode, output
+
+
+@contextmanager
+def ray_cluster() -> Iterator[RayCluster]:
+    """By tools/ray/two_nodes.sh, one core per node. Nothing is left afterwards."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed; `make setup-launchers` does it")
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("namespaces need root and iproute2; `make setup-launchers` installs the latter")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = str(ROOT / "tools" / "ray" / "two_nodes.sh")
+    # the cluster lives until its standard input is closed
+    starter = subprocess.Popen(
+        [script, "sh", "-c", "env --null; printf 'END\\0'; cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(PATH=path, OMP_NUM_THREADS="1"),
+    )
+    try:
+        assert starter.stdout is not None
+        said = b""
+        while not said.endswith(b"END\0"):
+            data = os.read(starter.stdout.fileno(), 65536)
+            if not data:
+                pytest.fail("the cluster did not start")
+            said += data
+        variables = dict(entry.split("=", 1) for entry in said.decode().split("\0") if "=" in entry)
+        inside = next(
+            process
+            for process in psutil.Process(starter.pid).children(recursive=True)
+            if "unshare" not in process.name()
+        )
+        yield RayCluster(inside, variables)
+    finally:
+        starter.communicate(timeout=PATIENCE)

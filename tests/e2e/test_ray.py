@@ -1,0 +1,140 @@
+"""`ray job submit` on two real nodes: the ledger of megarl's own launcher, also after a stop and a kill."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.ray_cluster import PATIENCE, RayCluster, ray_cluster
+from tests.e2e.runs import QUICKSTART, SHORT, Outcome, reproducible, train
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 8
+SETTINGS = (
+    *SHORT,
+    "warmup=null",
+    f"run.num_steps={NUM_STEPS}",
+    "eval.every=0",
+    "eval.before_training=false",
+    "eval.at_end=false",
+    "checkpoint.every=1",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The ledger under megarl's own launcher, uninterrupted."""
+    outcome = train(QUICKSTART, tmp_path_factory.mktemp("local"), *SETTINGS)
+    assert outcome.code == 0, outcome.stderr
+    return reproducible(outcome)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """What a user submits: a directory with a configuration. The runs are elsewhere."""
+    (tmp_path / "project").mkdir()
+    shutil.copy(QUICKSTART, tmp_path / "project" / "config.yaml")
+    return tmp_path / "project"
+
+
+def submit(name: str, project: Path, *overrides: str) -> list[str]:
+    runs = f"run.dir={project.parent / 'runs'}"
+    program = ["megarl", "launch", "ray", "config.yaml", runs, *SETTINGS, *overrides]
+    return ["ray", "job", "submit", "--submission-id", name, "--working-dir", ".", "--", *program]
+
+
+def outcome(project: Path, code: int, output: str) -> Outcome:
+    return Outcome(code, output, "", project.parent / "runs" / "quickstart")
+
+
+def processes_of(project: Path) -> dict[str, psutil.Process]:
+    """Ranks by number, and the driver of the job."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if f"run.dir={project.parent / 'runs'}" in line and "submit" not in line:
+            try:
+                found[process.environ().get("RANK", "driver")] = process
+            except (psutil.Error, OSError):
+                continue
+    return found
+
+
+def wait_for_step(step: int, project: Path, job: subprocess.Popen[str]) -> None:
+    ledger = project.parent / "runs" / "quickstart" / "metrics.jsonl"
+    deadline = time.monotonic() + PATIENCE
+    while not ledger.is_file() or ledger.read_text().count("\n") < step:
+        assert time.monotonic() < deadline, "the step did not come"
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.01)
+
+
+def assert_nothing_is_left(project: Path) -> None:
+    deadline = time.monotonic() + 15.0
+    while processes_of(project):
+        assert time.monotonic() < deadline, processes_of(project)
+        time.sleep(0.05)
+
+
+def test_two_nodes_give_the_same_ledger(cluster: RayCluster, expected: list[str], project: Path) -> None:
+    code, output = cluster.run(project, *submit("same", project))
+    assert code == 0, output
+    done = outcome(project, code, output)
+    assert reproducible(done) == expected
+    assert len(done.steps) == NUM_STEPS  # each starts a line
+    assert '"node": 1' in (done.directory / "devices.json").read_text()
+    assert_nothing_is_left(project)
+
+
+def test_stopped_then_killed_and_still_the_same(cluster: RayCluster, expected: list[str], project: Path) -> None:
+    job = cluster.start(project, *submit("stopped", project))
+    wait_for_step(2, project, job)
+    code, output = cluster.run(project, "ray", "job", "stop", "stopped")
+    assert code == 0, output
+    output, _ = job.communicate(timeout=PATIENCE)
+    assert "MRL-8001 stopped by SIGTERM" in output
+    assert_nothing_is_left(project)
+    num_steps = len(outcome(project, 0, output).steps)
+    assert 2 <= num_steps < NUM_STEPS
+
+    job = cluster.start(project, *submit("killed", project))
+    wait_for_step(num_steps + 1, project, job)
+    processes_of(project)["1"].kill()
+    output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, output
+    assert "\nMRL-9002 rank 1 died on" in output
+    assert "\nRestart 1 of 3: all ranks go on from the last checkpoint." in output
+    assert f"from checkpoints/step_{num_steps}" in output
+    assert reproducible(outcome(project, 0, output)) == expected
+    assert_nothing_is_left(project)
+
+
+def test_bad_data_is_told_in_the_last_lines_and_not_tried_again(cluster: RayCluster, project: Path) -> None:
+    (project / "bad.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": \n')
+    code, output = cluster.run(project, *submit("bad", project, "data.train=bad.jsonl"))
+    assert code == 1
+    assert "failed with exit code 65" in output
+    assert "MRL-2" in "\n".join(output.rstrip().splitlines()[-12:])
+    assert "Restart" not in output
+    assert_nothing_is_left(project)
+
+
+def test_a_cluster_that_is_too_small_is_told_in_time(cluster: RayCluster, project: Path) -> None:
+    settings = [f"run.dir={project.parent}", "run.num_ranks=4", "launch.join_timeout_seconds=1"]
+    code, output = cluster.run(project, "megarl", "launch", "ray", "config.yaml", *settings)
+    assert code == 69, output
+    assert "MRL-5321 the run needs 4 nodes with 1 CPU each, and the cluster did not give them within 1 s." in output
+    assert "2 nodes: 127.0.0.1 with 1, 127.0.0.1 with 1; 2 are free." in output
