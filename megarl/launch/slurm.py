@@ -56,19 +56,21 @@ container=()
 
 echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST: restart ${{SLURM_RESTART_COUNT:-0}} at $(date --iso-8601=seconds)"
 
+# Slurm warns this shell only, which passes it on. The exit code is known once nothing interrupted the wait for it.
+step= warned=
+pass_on() {{
+    warned=yes interrupted=yes
+    [ -z "$step" ] || kill -USR1 "$step"
+}}
+trap pass_on USR1
+
 # A rank that fails is named by megarl, which ends all others within seconds; --wait is for those that it cannot reach.
 # (--kill-on-bad-exit=1 would kill ranks that are still saving as soon as the first one has saved and left.)
 srun --kill-on-bad-exit=0 --wait=60 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\
     "${{container[@]}}" "${{PYTHON:-python}}" -m megarl train {words} "$@" &
 step=$!
+[ -z "$warned" ] || pass_on
 
-# Slurm warns this shell only. Nobody else may end the wait for the step, or its exit code would be lost.
-warned=
-pass_on() {{
-    warned=yes interrupted=yes
-    kill -USR1 "$step"
-}}
-trap pass_on USR1
 interrupted=yes
 while [ -n "$interrupted" ]; do
     interrupted=

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.runs import QUICKSTART, SHORT, Outcome, reproducible, train
+from tests.e2e.runs import QUICKSTART, ROOT, SHORT, Outcome, reproducible, train
 from tests.launch.slurm_cluster import PATIENCE, Job, Slurm, job_number, slurm_cluster
 
 pytestmark = pytest.mark.slow
@@ -172,3 +172,9 @@ def test_a_killed_and_a_stopped_rank_are_named_and_the_job_goes_on(
     job.wait_for_start(3)
     assert job.wait_for_end("FAILED", "COMPLETED").state == "COMPLETED", job.log
     assert job.ledger == expected
+
+
+@pytest.mark.parametrize("template", sorted((ROOT / "tools" / "slurm").glob("*.sbatch")), ids=lambda path: path.name)
+def test_slurm_takes_every_template(slurm: Slurm, template: Path) -> None:
+    said = slurm.run("sbatch", "--test-only", str(template), str(QUICKSTART))
+    assert re.search(r"Job \d+ to start at .* using 2 processors on nodes n\[1-2\]", said.stderr), said
