@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.runs import QUICKSTART, ROOT, SHORT, Outcome, reproducible, train
+from tests.e2e.runs import QUICKSTART, ROOT, SHORT, Outcome, environment, reproducible, train
 from tests.launch.slurm_cluster import PATIENCE, Job, Slurm, job_number, slurm_cluster
 
 pytestmark = pytest.mark.slow
@@ -178,3 +181,19 @@ def test_a_killed_and_a_stopped_rank_are_named_and_the_job_goes_on(
 def test_slurm_takes_every_template(slurm: Slurm, template: Path) -> None:
     said = slurm.run("sbatch", "--test-only", str(template), str(QUICKSTART))
     assert re.search(r"Job \d+ to start at .* using 2 processors on nodes n\[1-2\]", said.stderr), said
+
+
+def test_the_example_trains_on_two_nodes_of_its_own(slurm: Slurm, expected: list[str], tmp_path: Path) -> None:
+    script = ROOT / "examples" / "two_nodes_slurm" / "on_one_machine.sh"
+    done = subprocess.run(
+        [script, QUICKSTART, f"run.dir={tmp_path}", *SETTINGS],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(OMP_NUM_THREADS="1", PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "job 1: COMPLETED, exit code 0:0"
+    assert f"\nstep:{NUM_STEPS} - " in done.stdout
+    assert reproducible(Outcome(0, "", "", tmp_path / "quickstart")) == expected
