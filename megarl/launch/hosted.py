@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from megarl.launch.local import LAUNCHER_PID
 
@@ -15,6 +16,15 @@ from megarl.launch.local import LAUNCHER_PID
 _SECONDS_FOR_THE_GUARD = 15.0
 # A rank that talks faster than it is listened to waits.
 _MAX_WAITING = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A host, a port that is free on it now, and the GPUs that Ray gave to the actor."""
+
+    host: str
+    port: int
+    devices: str
 
 
 class HostedRank:
@@ -26,10 +36,11 @@ class HostedRank:
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
 
-    def place(self) -> tuple[str, int]:
-        """This host's name, and a port that is free on it now."""
+    def place(self) -> Place:
+        """Where this is."""
         with socket.create_server(("", 0)) as probe:
-            return socket.gethostname(), int(probe.getsockname()[1])
+            port = int(probe.getsockname()[1])
+        return Place(socket.gethostname(), port, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
     def start(self, words: Sequence[str], variables: dict[str, str], directory: str | None) -> None:
         """``python -m megarl WORDS``, here or in ``directory``, as the rank that ``variables`` say."""

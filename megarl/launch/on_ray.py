@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -24,7 +25,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, EngineError, MegarlError, Preempted
-from megarl.launch.hosted import HostedRank
+from megarl.launch.hosted import HostedRank, Place
+from megarl.launch.network import LOOPBACK
 from megarl.launch.ray_plan import (
     ClusterNode,
     Placement,
@@ -33,8 +35,10 @@ from megarl.launch.ray_plan import (
     lack,
     plan_placement,
     require_closed,
+    visible_devices,
 )
 from megarl.launch.rendezvous import RankRecord, hand_over
+from megarl.run.directory import claim
 from megarl.run.stop import SIGNALS, StopRequest
 
 # A rank is asked for news; it answers when there are any, or after this time.
@@ -43,6 +47,8 @@ _POLL_SECONDS = 30.0
 _BEAT_SECONDS = 0.5
 # When one rank has failed, the guards end the others, and have their say.
 _SECONDS_TO_END = 30.0
+# What a step and a checkpoint may well take when a job is stopped.
+_SECONDS_TO_STOP = 60
 _TAIL = 4096
 
 
@@ -55,11 +61,12 @@ def train_on_ray(config: RunConfig, words: list[str], *, asked_nodes: int | None
     stop = _Stop()
     with _cluster(config):
         stop.listen()  # after Ray, which has a handler of its own
+        _warn_of_hasty_stops()
+        if fresh:  # here, once: a rank that is started again must neither forget it nor start over again
+            claim(config, fresh=True).release()
         for attempt in range(config.launch.max_restarts + 1):
-            first = fresh and attempt == 0
             with _placed(config, asked_nodes, stop) as group:
-                group.start([*words, "--fresh"] if first else words, attempt)
-                ends = group.follow(stop)
+                ends = group.run(words, attempt, stop)
             code = _judge(group, ends, stop)
             if code == EXIT_OK or stop.request.received is not None or not is_worth_a_restart(ends.values()):
                 return code
@@ -120,6 +127,13 @@ def _cluster(config: RunConfig) -> Iterator[None]:
         ray.shutdown()
 
 
+def _warn_of_hasty_stops() -> None:
+    """Ray kills a job that it stops after so many seconds: it must be long enough for a step and a checkpoint."""
+    seconds = os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", "3")
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and seconds.isdecimal() and int(seconds) < _SECONDS_TO_STOP:
+        _say(f"`ray job stop` would kill this run after {seconds} s: set RAY_JOB_STOP_WAIT_TIME_S, see docs/ray.md.")
+
+
 def _nodes() -> list[ClusterNode]:
     found = []
     for node in ray.nodes():
@@ -141,7 +155,7 @@ def _placed(config: RunConfig, asked_nodes: int | None, stop: _Stop) -> Iterator
         for rank in range(config.run.num_ranks):
             options = {
                 "num_cpus": 1,
-                "num_gpus": 1 if placement.device == "GPU" else 0,
+                "num_gpus": placement.num_gpus_of(rank),
                 "max_concurrency": 4,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, rank // placement.per_node),
             }
@@ -182,52 +196,74 @@ class _Group:
     # what each rank wrote last
     tails: dict[int, bytes] = field(default_factory=dict)
 
-    def start(self, words: Sequence[str], attempt: int) -> None:
+    def run(self, words: Sequence[str], attempt: int, stop: _Stop) -> dict[int, int | None]:
+        """From start to end; returns how each rank ended."""
+        try:
+            self._start(words, attempt)
+        except RayError as error:  # an actor, or its node, was lost already
+            self._hear(0, f"{_first_line(error)}\n".encode())
+            return dict.fromkeys(range(len(self.hosts)))
+        return self._follow(stop)
+
+    def _start(self, words: Sequence[str], attempt: int) -> None:
         """The same command in every actor, each with its own record."""
-        places = ray.get([host.place.remote() for host in self.hosts])
-        self.names = [name for name, _ in places]
-        is_one = self.placement.num_nodes == 1
-        address = "127.0.0.1" if is_one else ray.get(self.hosts[0].address.remote())
-        port = places[0][1]
-        bracketed = f"[{address}]" if ":" in address else address
+        patience = self.config.launch.join_timeout_seconds
+        places: list[Place] = ray.get([host.place.remote() for host in self.hosts], timeout=patience)
+        self.names = [place.host for place in places]
+        per_node, num_nodes = self.placement.per_node, self.placement.num_nodes
+        address = LOOPBACK if num_nodes == 1 else ray.get(self.hosts[0].address.remote(), timeout=patience)
+        meeting = f"tcp://{f'[{address}]' if ':' in address else address}:{places[0].port}"
         # with a working directory of its own the job has a copy on every node, which is where the actors are
         directory = None if ray.get_runtime_context().runtime_env.get("working_dir") else os.getcwd()
         started = []
         for rank, host in enumerate(self.hosts):
-            node, local = divmod(rank, self.placement.per_node)
+            node, local = divmod(rank, per_node)
+            shown = visible_devices([place.devices for place in places[node * per_node : (node + 1) * per_node]])
             record = RankRecord(
-                "ray", rank, len(self.hosts), local, self.placement.per_node, node, self.placement.num_nodes,
-                address, port, 0, f"tcp://{bracketed}:{port}", attempt,
+                "ray", rank, len(self.hosts), local, per_node, node, num_nodes,
+                address, places[0].port, local if shown else 0, meeting, attempt,
             )  # fmt: skip
-            started.append(host.start.remote(list(words), hand_over(record), directory))
-        ray.get(started)
+            variables = hand_over(record) | ({"CUDA_VISIBLE_DEVICES": shown} if shown else {})
+            started.append(host.start.remote(list(words), variables, directory))
+        ray.get(started, timeout=patience)
 
-    def follow(self, stop: _Stop) -> dict[int, int | None]:
+    def _follow(self, stop: _Stop) -> dict[int, int | None]:
         """Until all ranks have ended. Rank 0's console is this process's."""
         ends: dict[int, int | None] = {}
         asked = {host.poll.remote(_POLL_SECONDS): rank for rank, host in enumerate(self.hosts)}
-        deadline: float | None = None
-        while asked and (deadline is None or time.monotonic() < deadline):
+        heard = dict.fromkeys(range(len(self.hosts)), time.monotonic())
+        deadline = math.inf
+        while asked and time.monotonic() < deadline:
             for number in stop.take():
                 for host in self.hosts:
                     host.signal.remote(number)
             answered, _ = ray.wait(list(asked), num_returns=1, timeout=_BEAT_SECONDS)
+            now = time.monotonic()
             for answer in answered:
                 rank = asked.pop(answer)
-                try:
-                    output, code = ray.get(answer)
-                except RayError as error:
-                    self._hear(rank, f"\n{_first_line(error)}\n".encode() if rank else b"")
-                    ends[rank] = None
-                    continue
-                self._hear(rank, output)
-                if code is None:
+                heard[rank] = now
+                is_there = self._take(rank, answer, ends)
+                if is_there:
                     asked[self.hosts[rank].poll.remote(_POLL_SECONDS)] = rank
-                else:
-                    ends[rank] = code
-            if deadline is None and any(code != EXIT_OK for code in ends.values()):
-                deadline = time.monotonic() + _SECONDS_TO_END
+            silence = _POLL_SECONDS + (self.config.launch.hang_timeout_seconds or math.inf)
+            is_failed = any(code != EXIT_OK for code in ends.values())
+            if is_failed or any(now - heard[rank] > silence for rank in asked.values()):
+                deadline = min(deadline, now + _SECONDS_TO_END)
         return ends | dict.fromkeys(asked.values())
+
+    def _take(self, rank: int, answer: Any, ends: dict[int, int | None]) -> bool:
+        """News of a rank; returns whether more will come."""
+        try:
+            output, code = ray.get(answer)
+        except RayError as error:
+            if rank:
+                self._hear(rank, f"\n{_first_line(error)}\n".encode())
+            ends[rank] = None
+            return False
+        self._hear(rank, output)
+        if code is not None:
+            ends[rank] = code
+        return code is None
 
     def _hear(self, rank: int, output: bytes) -> None:
         self.tails[rank] = (self.tails.get(rank, b"") + output)[-_TAIL:]
@@ -266,9 +302,8 @@ def _reason(group: _Group, ends: dict[int, int | None]) -> str:
     if code is not None and code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
     last = group.tails.get(rank, b"").decode(errors="replace").strip()[-400:]
-    return str(
-        MegarlError("MRL-5323", f"rank {rank} on {group.names[rank]} {how}, without a word.\nIts last lines: {last}")
-    )
+    where = f" on {group.names[rank]}" if group.names else ""
+    return str(MegarlError("MRL-5323", f"rank {rank}{where} {how}, without a word.\nIts last lines: {last}"))
 
 
 def _first_line(error: Exception) -> str:

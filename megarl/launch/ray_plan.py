@@ -31,27 +31,44 @@ class ClusterNode:
     num_cpus: int
     num_gpus: int
 
+    def holds(self, placement: Placement) -> bool:
+        """Whether it has one bundle, if nobody else were there."""
+        has = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        return all(has[device] >= number for device, number in placement.bundle.items())
+
     def count(self, device: Literal["CPU", "GPU"]) -> int:
-        """How many ranks it could hold if nobody else were there. A rank on a GPU needs a core as well."""
-        return self.num_cpus if device == "CPU" else min(self.num_cpus, self.num_gpus)
+        """How many of these devices it has."""
+        return self.num_cpus if device == "CPU" else self.num_gpus
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One bundle of ``per_node`` devices on each of ``num_nodes`` nodes: rank r is on node ``r // per_node``."""
+    """``per_node`` ranks on each of ``num_nodes`` nodes, one device each: rank r is on node ``r // per_node``.
+
+    ``num_spare`` further GPUs of every node are for the generation servers that its first rank starts.
+    """
 
     num_nodes: int
     per_node: int
     device: Literal["CPU", "GPU"]
+    num_spare: int = 0
 
     @property
     def bundle(self) -> dict[str, float]:
         """What one node has to give."""
-        return {"CPU": float(self.per_node)} | ({"GPU": float(self.per_node)} if self.device == "GPU" else {})
+        gpus = {"GPU": float(self.per_node + self.num_spare)} if self.device == "GPU" else {}
+        return {"CPU": float(self.per_node), **gpus}
+
+    def num_gpus_of(self, rank: int) -> int:
+        """What one rank's actor takes of it; the first of a node takes the servers' as well."""
+        if self.device == "CPU":
+            return 0
+        return 1 + (self.num_spare if rank % self.per_node == 0 else 0)
 
     def __str__(self) -> str:
         nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
-        return f"{nodes} with {self.per_node} {self.device}{'s' if self.per_node > 1 else ''}"
+        number = self.per_node + self.num_spare
+        return f"{nodes} with {number} {self.device}{'s' if number > 1 else ''}"
 
 
 def plan_placement(config: RunConfig, nodes: Sequence[ClusterNode], asked_nodes: int | None) -> Placement:
@@ -61,24 +78,44 @@ def plan_placement(config: RunConfig, nodes: Sequence[ClusterNode], asked_nodes:
     """
     num_ranks = config.run.num_ranks
     has_gpus = any(node.num_gpus for node in nodes)
-    device: Literal["CPU", "GPU"] = (
-        "GPU" if config.run.device == "cuda" or (config.run.device == "auto" and has_gpus) else "CPU"
-    )
+    wants_gpus = config.run.device == "cuda" or (config.run.device == "auto" and has_gpus)
+    possible = [
+        _placement(config, count, on_gpus=wants_gpus) for count in range(1, num_ranks + 1) if num_ranks % count == 0
+    ]
     if asked_nodes is not None:
-        if num_ranks % asked_nodes:
+        asked = [one for one in possible if one.num_nodes == asked_nodes]
+        if not asked:
             raise ConfigError(
                 "MRL-1674",
                 f"--nodes {asked_nodes} does not divide run.num_ranks={num_ranks}: every node gets the same number of "
-                f"ranks.\nAsk for one of {', '.join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)}.",
+                f"ranks.\nAsk for one of {', '.join(str(one.num_nodes) for one in possible)}.",
             )
-        return Placement(asked_nodes, num_ranks // asked_nodes, device)
-    room = sorted((node.count(device) for node in nodes), reverse=True) or [0]
-    for num_nodes in range(1, num_ranks + 1):
-        per_node, left = divmod(num_ranks, num_nodes)
-        if not left and len(room) >= num_nodes and room[num_nodes - 1] >= per_node:
-            return Placement(num_nodes, per_node, device)
-    per_node = next(n for n in range(num_ranks, 0, -1) if num_ranks % n == 0 and (n <= room[0] or n == 1))
-    return Placement(num_ranks // per_node, per_node, device)
+        return asked[0]
+    for one in possible:
+        if sum(node.holds(one) for node in nodes) >= one.num_nodes:
+            return one
+    return next((one for one in possible if any(node.holds(one) for node in nodes)), possible[-1])
+
+
+def _placement(config: RunConfig, num_nodes: int, *, on_gpus: bool) -> Placement:
+    per_node, own = config.run.num_ranks // num_nodes, config.generation
+    if not on_gpus:
+        return Placement(num_nodes, per_node, "CPU")
+    starts_servers = config.uses_servers and not own.urls and not own.colocated
+    num_servers = -(-(own.num_servers or num_nodes) // num_nodes) if starts_servers else 0
+    return Placement(num_nodes, per_node, "GPU", num_servers * own.tp_size)
+
+
+def visible_devices(of_actors: Sequence[str]) -> str | None:
+    """CUDA_VISIBLE_DEVICES for the ranks of one node, from what Ray shows its actors; None: leave it as it is.
+
+    All ranks of a node see the same list, as under torchrun: first one device of each rank, in their order, then those
+    for generation servers.
+    """
+    lists = [[one for one in shown.split(",") if one] for shown in of_actors]
+    if not all(lists):
+        return None
+    return ",".join([*(own[0] for own in lists), *(other for own in lists for other in own[1:])])
 
 
 def lack(placement: Placement, nodes: Sequence[ClusterNode], num_free: float, seconds: float) -> EngineError:

@@ -66,8 +66,9 @@ trap pass_on USR1
 
 # A rank that fails is named by megarl, which ends all others within seconds; --wait is for those that it cannot reach.
 # (--kill-on-bad-exit=1 would kill ranks that are still saving as soon as the first one has saved and left.)
+# 2>&1 in the task: Slurm carries the two streams separately, in pieces, and would mix them within a line.
 srun --kill-on-bad-exit=0 --wait=60 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\
-    "${{container[@]}}" "${{PYTHON:-python}}" -m megarl train {words} "$@" &
+    "${{container[@]}}" bash -c 'exec "$@" 2>&1' bash "${{PYTHON:-python}}" -m megarl train {words} "$@" &
 step=$!
 [ -z "$warned" ] || pass_on
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,18 @@ class RayCluster:
         finally:
             process.kill()
         return process.returncode, output
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Those of megarl that are in the cluster, with one of these words in their command."""
+        network = os.readlink(f"/proc/{self.process.pid}/ns/net")
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            line = process.info["cmdline"] or []
+            is_megarl = any(word.rpartition("/")[2].startswith("megarl") for word in line)
+            with suppress(OSError):
+                if is_megarl and set(words) & set(line) and os.readlink(f"/proc/{process.pid}/ns/net") == network:
+                    found.append(process)
+        return found
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ import psutil
 import pytest
 
 from tests.e2e.ray_cluster import PATIENCE, RayCluster, ray_cluster
-from tests.e2e.runs import QUICKSTART, SHORT, Outcome, reproducible, train
+from tests.e2e.runs import QUICKSTART, SHORT, Outcome, ledger, reproducible, train
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 8
+NUM_STEPS = 12
 SETTINGS = (
     *SHORT,
     "warmup=null",
@@ -74,18 +75,19 @@ def processes_of(project: Path) -> dict[str, psutil.Process]:
 
 
 def wait_for_step(step: int, project: Path, job: subprocess.Popen[str]) -> None:
-    ledger = project.parent / "runs" / "quickstart" / "metrics.jsonl"
+    lines = project.parent / "runs" / "quickstart" / "metrics.jsonl"
     deadline = time.monotonic() + PATIENCE
-    while not ledger.is_file() or ledger.read_text().count("\n") < step:
+    while not lines.is_file() or lines.read_text().count("\n") < step:
         assert time.monotonic() < deadline, "the step did not come"
         assert job.poll() is None, job.communicate()[0]
         time.sleep(0.01)
 
 
-def assert_nothing_is_left(project: Path) -> None:
+def assert_nothing_is_left(cluster: RayCluster) -> None:
+    """Neither a driver nor a rank nor a guard; the cluster itself stays."""
     deadline = time.monotonic() + 15.0
-    while processes_of(project):
-        assert time.monotonic() < deadline, processes_of(project)
+    while cluster.processes("-m", "launch"):
+        assert time.monotonic() < deadline, cluster.processes("-m", "launch")
         time.sleep(0.05)
 
 
@@ -96,30 +98,59 @@ def test_two_nodes_give_the_same_ledger(cluster: RayCluster, expected: list[str]
     assert reproducible(done) == expected
     assert len(done.steps) == NUM_STEPS  # each starts a line
     assert '"node": 1' in (done.directory / "devices.json").read_text()
-    assert_nothing_is_left(project)
+    assert_nothing_is_left(cluster)
 
 
-def test_stopped_then_killed_and_still_the_same(cluster: RayCluster, expected: list[str], project: Path) -> None:
+def stop_job(cluster: RayCluster, project: Path, name: str) -> None:
+    """Steps are faster than Ray's commands: the ranks wait until the request has reached them."""
+    ranks = [process for number, process in processes_of(project).items() if number != "driver"]
+    for rank in ranks:
+        rank.suspend()
+    code, output = cluster.run(project, "ray", "job", "stop", "--no-wait", name)
+    assert code == 0, output
+    deadline = time.monotonic() + PATIENCE
+    while not all(is_asked(rank) for rank in ranks):
+        assert time.monotonic() < deadline, "the request did not come"
+        time.sleep(0.05)
+    for rank in ranks:
+        rank.resume()
+
+
+def is_asked(rank: psutil.Process) -> bool:
+    """Whether SIGTERM waits for the process."""
+    status = Path(f"/proc/{rank.pid}/status").read_text()
+    waiting = int(next(line for line in status.splitlines() if line.startswith("ShdPnd")).split()[1], 16)
+    return bool(waiting & 1 << signal.SIGTERM - 1)
+
+
+def test_stopped_and_killed_and_still_the_same(cluster: RayCluster, expected: list[str], project: Path) -> None:
     job = cluster.start(project, *submit("stopped", project))
     wait_for_step(2, project, job)
-    code, output = cluster.run(project, "ray", "job", "stop", "stopped")
-    assert code == 0, output
+    stop_job(cluster, project, "stopped")
     output, _ = job.communicate(timeout=PATIENCE)
-    assert "MRL-8001 stopped by SIGTERM" in output
-    assert_nothing_is_left(project)
+    assert "\nMRL-8001 stopped by SIGTERM" in output
+    assert_nothing_is_left(cluster)
     num_steps = len(outcome(project, 0, output).steps)
-    assert 2 <= num_steps < NUM_STEPS
+    assert 2 <= num_steps < 6
 
-    job = cluster.start(project, *submit("killed", project))
+    job = cluster.start(project, *submit("without-driver", project))
+    wait_for_step(num_steps + 1, project, job)
+    processes_of(project)["driver"].kill()
+    output, _ = job.communicate(timeout=PATIENCE)
+    assert "from checkpoints/step_" in output
+    assert job.returncode == 1
+    assert_nothing_is_left(cluster)
+
+    num_steps = len(ledger(outcome(project, 0, "")))
+    job = cluster.start(project, *submit("without-rank", project))
     wait_for_step(num_steps + 1, project, job)
     processes_of(project)["1"].kill()
     output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
     assert "\nMRL-9002 rank 1 died on" in output
     assert "\nRestart 1 of 3: all ranks go on from the last checkpoint." in output
-    assert f"from checkpoints/step_{num_steps}" in output
     assert reproducible(outcome(project, 0, output)) == expected
-    assert_nothing_is_left(project)
+    assert_nothing_is_left(cluster)
 
 
 def test_bad_data_is_told_in_the_last_lines_and_not_tried_again(cluster: RayCluster, project: Path) -> None:
@@ -129,7 +160,7 @@ def test_bad_data_is_told_in_the_last_lines_and_not_tried_again(cluster: RayClus
     assert "failed with exit code 65" in output
     assert "MRL-2" in "\n".join(output.rstrip().splitlines()[-12:])
     assert "Restart" not in output
-    assert_nothing_is_left(project)
+    assert_nothing_is_left(cluster)
 
 
 def test_a_cluster_that_is_too_small_is_told_in_time(cluster: RayCluster, project: Path) -> None:

@@ -134,7 +134,7 @@ def test_megarl_commands_are_right(
         arguments = without_effects(arguments)
     elif arguments[0] == "launch":
         parsed, rest = cli._parser().parse_known_args(arguments)
-        require_inputs(load_config(parsed.config, parsed.overrides + rest))
+        require_inputs(load_config(parsed.config, [*parsed.overrides, *rest]))
         return
     if arguments[0] in ("train", "doctor"):
         words = [word for word in arguments[1:] if word != "--fresh"]

@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.cli import main
@@ -29,12 +30,14 @@ from megarl.launch.ray_plan import (
     lack,
     plan_placement,
     require_closed,
+    visible_devices,
 )
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 GPU_NODE = ClusterNode("10.0.0.1", 32, 4)
 
 
+@cache
 def config(*overrides: str) -> RunConfig:
     return load_config(QUICKSTART, overrides)
 
@@ -51,6 +54,8 @@ def config(*overrides: str) -> RunConfig:
         (16, "auto", [GPU_NODE] * 2, None, Placement(4, 4, "GPU")),
         (4, "cuda", [ClusterNode("a", 8, 0)], None, Placement(4, 1, "GPU")),
         (2, "auto", [], None, Placement(2, 1, "CPU")),
+        # GPUs of their own for servers: two servers of two GPUs on two nodes, one on each
+        (4, "auto", [GPU_NODE] * 2, None, Placement(2, 2, "GPU", 2)),
         # a GPU without a core holds no rank
         (2, "auto", [ClusterNode("a", 1, 8), ClusterNode("b", 1, 8)], None, Placement(2, 1, "GPU")),
     ],
@@ -58,10 +63,18 @@ def config(*overrides: str) -> RunConfig:
 def test_placements(
     num_ranks: int, device: str, nodes: list[ClusterNode], asked: int | None, expected: Placement
 ) -> None:
-    run = config(f"run.num_ranks={num_ranks}", f"run.device={device}")
+    servers = [
+        "generation.engine=sglang",
+        "generation.colocated=false",
+        "generation.num_servers=2",
+        "generation.tp_size=2",
+    ]
+    extra = servers if expected.num_spare else []
+    run = config(f"run.num_ranks={num_ranks}", f"run.device={device}", *extra)
     assert plan_placement(run, nodes, asked) == expected
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 4),
     st.lists(st.builds(ClusterNode, st.just("a"), st.integers(0, 9), st.integers(0, 9)), max_size=5),
@@ -75,7 +88,9 @@ def test_every_placement_holds_all_ranks_and_the_fewest_nodes_that_can(
 
     def fits(num_nodes: int) -> bool:
         per_node = num_ranks // num_nodes
-        return sum(node.count(found.device) >= per_node for node in nodes) >= num_nodes
+        on_gpus = found.device == "GPU"
+        enough = [node.num_cpus >= per_node and (not on_gpus or node.num_gpus >= per_node) for node in nodes]
+        return sum(enough) >= num_nodes
 
     possible = [count for count in range(1, num_ranks + 1) if num_ranks % count == 0 and fits(count)]
     if possible:
@@ -85,6 +100,15 @@ def test_every_placement_holds_all_ranks_and_the_fewest_nodes_that_can(
 def test_nodes_that_do_not_divide_the_ranks() -> None:
     with pytest.raises(ConfigError, match=r"MRL-1674 --nodes 3 .*\nAsk for one of 1, 2, 4\."):
         plan_placement(config("run.num_ranks=4"), [GPU_NODE], 3)
+
+
+def test_ranks_of_a_node_see_the_devices_of_all_of_them() -> None:
+    assert visible_devices(["3", "1"]) == "3,1"
+    # the first rank of a node holds those of the servers, which come last
+    assert visible_devices(["3,5,6", "1"]) == "3,1,5,6"
+    assert visible_devices(["", ""]) is None
+    assert Placement(2, 2, "GPU", 2).bundle == {"CPU": 2.0, "GPU": 4.0}
+    assert [Placement(2, 2, "GPU", 2).num_gpus_of(rank) for rank in range(4)] == [3, 1, 3, 1]
 
 
 def test_what_a_cluster_lacks() -> None:
@@ -168,8 +192,7 @@ def hear_all(host: HostedRank) -> tuple[bytes, int]:
 def test_a_hosted_rank_speaks_ends_and_has_no_key_to_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     host = HostedRank()
-    name, port = host.place()
-    assert name and 0 < port < 65536
+    assert 0 < host.place().port < 65536
     host.start(["check", str(QUICKSTART), "rub=1"], {"RANK_OF_TEST": "1"}, None)
     output, code = hear_all(host)
     assert code == 64

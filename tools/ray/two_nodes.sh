@@ -23,13 +23,14 @@ fi
 ip link set lo up
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$MEGARL_RAY_SCRATCH/token
 (umask 077 && python -c 'import secrets; print(secrets.token_hex(32), end="")' >"$RAY_AUTH_TOKEN_PATH")
+export RAY_TMPDIR=$MEGARL_RAY_SCRATCH RAY_ADDRESS=127.0.0.1:6379
 export RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265 RAY_USAGE_STATS_ENABLED=0
 # `ray job stop` kills after 3 seconds if it is not told otherwise: too early for a step and a checkpoint.
 export RAY_JOB_STOP_WAIT_TIME_S=${RAY_JOB_STOP_WAIT_TIME_S:-600}
 common=(--num-cpus="${CPUS:-1}" --object-store-memory=80000000 --disable-usage-stats)
 {
     ray start --head --node-ip-address=127.0.0.1 --port=6379 --dashboard-host=127.0.0.1 --dashboard-port=8265 \
-        --temp-dir="$MEGARL_RAY_SCRATCH" "${common[@]}"
+        "${common[@]}"
     ray start --address=127.0.0.1:6379 "${common[@]}"
 } >"$MEGARL_RAY_SCRATCH/start.log" 2>&1 || { cat "$MEGARL_RAY_SCRATCH/start.log" >&2; exit 69; }
 "$@"
