@@ -86,12 +86,10 @@ class Submitted:
         self._wait(lambda: self.num_steps >= step)
 
     def wait_for_start(self, number: int) -> None:
-        """Until the job was started so many times; a requeued job need not wait for old credentials to expire."""
+        """Until the job runs for the so-manieth time. Slurm lets a requeued job wait until old credentials expire."""
 
         def has_started() -> bool:
             job = self.slurm.job(self.number)
-            if job.reason == "BeginTime":
-                self.slurm.run("scontrol", "update", f"JobId={self.number}", "StartTime=now", check=False)
             return job.num_starts == number and job.state == "RUNNING"
 
         self._wait(has_started)
