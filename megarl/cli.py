@@ -250,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this set; may be repeated")
     evaluate.add_argument("--out", metavar="FILE", type=Path, help="the results as JSON; beside the run if not given")
-    launch = commands.add_parser("launch", help="train on a cluster: launch ray CONFIG")
+    launch = commands.add_parser("launch", help="train on a cluster: launch ray CONFIG, launch slurm CONFIG")
     add_launchers(launch.add_subparsers(title="launchers", metavar="LAUNCHER", required=True), _add_with_config)
     doctor = _add(commands, "doctor", _doctor, "say whether this machine, or all ranks of a launcher, can train")
     doctor.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="a YAML file, and what it needs")

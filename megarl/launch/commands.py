@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
-from megarl.core.errors import ConfigError
+from megarl.core.errors import EXIT_OK, ConfigError
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -23,6 +25,14 @@ def add_launchers(launchers: Any, add: AddCommand) -> None:
     ray = add(launchers, "ray", _launch_on_ray, "train on a Ray cluster; a command for ray job submit")
     ray.add_argument("--nodes", type=int, help="how many nodes; as few as hold all ranks if not given")
     ray.add_argument("--fresh", action="store_true", help="start over; what is there moves to NAME.1")
+    slurm = add(launchers, "slurm", _launch_on_slurm, "write the sbatch file of a run, and submit it if asked to")
+    slurm.add_argument("--nodes", metavar="N", type=int, required=True, help="how many nodes")
+    slurm.add_argument("--ranks-per-node", metavar="N", type=int, help="run.num_ranks / nodes if not given")
+    slurm.add_argument("--time", metavar="LIMIT", default="24:00:00", help="Slurm's time limit; 24:00:00 if not given")
+    slurm.add_argument("--save-before", metavar="SECONDS", type=int, default=300, help="save so long before; 300")
+    slurm.add_argument("--partition", metavar="NAME", help="Slurm's partition")
+    slurm.add_argument("--out", metavar="FILE", type=Path, help="the file to write; to the terminal if not given")
+    slurm.add_argument("--submit", action="store_true", help="hand it to sbatch")
 
 
 def _launch_on_ray(arguments: argparse.Namespace) -> int:
@@ -47,3 +57,24 @@ def _launch_on_ray(arguments: argparse.Namespace) -> int:
         ) from None
     words = ["train", str(arguments.config), *arguments.overrides]
     return train_on_ray(config, words, asked_nodes=arguments.nodes, fresh=arguments.fresh)
+
+
+def _launch_on_slurm(arguments: argparse.Namespace) -> int:
+    from megarl.config.load import load_config
+    from megarl.config.preflight import require_inputs
+    from megarl.launch.slurm import SlurmRequest, render, submit, write_script
+
+    config = load_config(arguments.config, arguments.overrides)
+    require_inputs(config)
+    request = SlurmRequest(
+        arguments.nodes, arguments.ranks_per_node, arguments.time, arguments.save_before, arguments.partition
+    )
+    script, warnings = render(config, request, arguments.config, arguments.overrides)
+    sys.stderr.writelines(f"{warning}\n" for warning in warnings)
+    if arguments.out is not None:
+        write_script(arguments.out, script)
+    if arguments.submit:
+        sys.stdout.write(submit(script))
+    elif arguments.out is None:
+        sys.stdout.write(script)
+    return EXIT_OK

@@ -13,6 +13,7 @@ import hmac
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,8 @@ _POLL_SECONDS = 0.25
 # A guard whose rank has ended waits so long to hear why.
 _SECONDS_AFTER_THE_END = 8.0
 _MAX_LINE = 1 << 20
+# They are for the rank. A guard leaves by itself when its rank has left.
+_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def start_guard(rank: int, local_rank: int, size: int, address: str, hang_timeout: float | None) -> RankLine:
@@ -43,15 +46,20 @@ def start_guard(rank: int, local_rank: int, size: int, address: str, hang_timeou
         "hang_timeout": hang_timeout,
         "speaks_alone": local_rank == 0,
     }
-    # a session of its own: what ends the rank must not end who has to tell of it
-    subprocess.Popen(
-        [sys.executable, "-m", "megarl.launch.guard", json.dumps(settings)],
-        env={**os.environ, LINE: str(guards.fileno())},
-        pass_fds=[guards.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    # a session of its own, and deaf: what ends the rank, or what Slurm sends to every process of a job, must not end
+    # who has to tell of it
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
+    try:
+        subprocess.Popen(
+            [sys.executable, "-m", "megarl.launch.guard", json.dumps(settings)],
+            env={**os.environ, LINE: str(guards.fileno())},
+            pass_fds=[guards.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     guards.close()
     return RankLine(own)
 
@@ -244,15 +252,16 @@ class Guard:
         own = self._kept.state
         is_alone = self._link is None and not self._is_watch
         self._tell_all({"verdict": [verdict.message, verdict.exit_code, verdict.is_hang]})
+        # first of all: Slurm kills what is left of a task as soon as its rank has ended
+        if self._is_watch or (is_alone and (self._speaks_alone or verdict.exit_code == EXIT_INTERNAL)):
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{verdict.message}\n")
+                sys.stderr.flush()
         if own.ended is None and verdict.is_hang:
             self._kept.ask_for_stacks()
             self._kept.await_stacks()
         if own.ended is None:
             self._kept.end(verdict.exit_code)
-        if self._is_watch or (is_alone and (self._speaks_alone or verdict.exit_code == EXIT_INTERNAL)):
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"{verdict.message}\n")
-                sys.stderr.flush()
         deadline = time.monotonic() + 2.0
         while self._members and time.monotonic() < deadline:  # a connection that is cut at once may lose the verdict
             for key, _ in self._selector.select(_POLL_SECONDS):

@@ -64,7 +64,7 @@ def read_rendezvous(environment: Environment, config: RunConfig) -> RankRecord |
         raise ConfigError(
             "MRL-1110",
             f"WORLD_SIZE={record.size} ({record.launcher}), but the parallel layout needs {config.run.num_ranks}: "
-            f"{_layout(config)}.\n"
+            f"{describe_layout(config)}.\n"
             f"Add run.num_ranks={record.size} to the command, or start {config.run.num_ranks} ranks.",
         )
     if config.run.device != "cpu":
@@ -251,7 +251,8 @@ def _visible_devices(environment: Environment) -> list[str] | None:
     return None if listed is None else [one for one in listed.split(",") if one.strip()]
 
 
-def _layout(config: RunConfig) -> str:
+def describe_layout(config: RunConfig) -> str:
+    """The factors of ``run.num_ranks``."""
     parallel = config.actor.parallel
     cp = f" x cp {parallel.cp_size}" if parallel.cp_size > 1 else ""
     return f"tp {parallel.tp_size} x pp {parallel.pp_size}{cp} x dp {config.dp_size}"

@@ -42,7 +42,11 @@ def watch_signals(request: StopRequest, leave: Callable[[int], None]) -> None:
 
     A thread reads them from a pipe, because Python's own handlers wait for the main thread, which may be waiting in a
     collective. Ctrl-C stays ignored where it already is (a shell's background jobs).
+
+    Slurm sends a warning to every process of a job, and one that does not expect SIGUSR1 would die of it. So only the
+    thread listens to it; all other threads, and all processes that are started from here on, have it blocked.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -51,6 +55,7 @@ def watch_signals(request: StopRequest, leave: Callable[[int], None]) -> None:
             signal.signal(number, lambda *_: None)
 
     def watch() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         while True:
             for number in os.read(reading, 64):
                 if number in SIGNALS and request.take(number, time.monotonic()):
