@@ -22,7 +22,7 @@ from megarl.core.sample import Group, Prompt, Sample
 from megarl.metrics.meter import Meter
 from megarl.metrics.values import Sum
 from megarl.rewards.driver_calls import DriverCalls
-from megarl.rewards.outcome import Failure
+from megarl.rewards.outcome import Failure, from_reply
 from megarl.rewards.reward import Reward, RewardFunction
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
@@ -139,6 +139,20 @@ def test_too_many_failures_end_the_run(fragile: Scorer) -> None:
     assert message.startswith('MRL-2120 reward "own_rewards:fragile" failed for 3 of 4 samples; ')
     assert "scoring.max_failed_fraction=0.5" in message
     assert "ZeroDivisionError" in message
+
+
+def test_a_refill_counts_with_the_rest_of_its_step(fragile: Scorer) -> None:
+    """Half of the samples may fail, of a step: not of each of its refills, which may be one group."""
+    good = group_of(*"abcd")
+    assert fragile.finish([good], Meter()) == [good]
+    assert fragile.finish([group_of("", "", "a")], Meter(), is_refill=True) == []
+    with pytest.raises(DataError, match="failed for 6 of 11 samples"):
+        fragile.finish([group_of("", "", "", "")], Meter(), is_refill=True)
+
+
+def test_a_worker_that_replies_with_a_number_beyond_all_floats_has_given_none() -> None:
+    assert isinstance(from_reply({"value": 10**400, "scores": {}}), Failure)
+    assert isinstance(from_reply({"value": 1, "scores": {"a": 10**400}}), Failure)
 
 
 def test_one_failure_is_enough_if_asked_for() -> None:
