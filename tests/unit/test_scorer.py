@@ -239,3 +239,21 @@ def test_relative_imports_start_at_the_runs_directory(tmp_path: Path, monkeypatc
         scorer.finish([group], Meter())
     assert group.samples[0].reward is not None
     assert group.samples[0].reward < len(os.listdir(tmp_path)), "its directory is its own"
+
+
+def test_a_spare_worker_has_imported_the_function_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import secrets\nfrom pathlib import Path\nPath({str(marks)!r}, secrets.token_hex(8)).touch()\n"
+        "def good(prompt, sample):\n    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with closing(scorer_of({"name": "slow_to_import:good"}, num_workers=1)) as scorer:
+        scorer.start()
+        deadline = time.monotonic() + 60
+        while len(list(marks.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(list(marks.iterdir())) == 2, "one for the only seat, one to take its place"
