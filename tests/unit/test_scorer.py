@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,18 @@ def test_a_spare_worker_has_imported_the_function_before_it_is_needed(
         while len(list(marks.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(list(marks.iterdir())) == 2, "one for the only seat, one to take its place"
+
+
+def test_the_reward_model_may_be_named_twice() -> None:
+    class Lengths:
+        def score(self, groups: Sequence[Group]) -> list[list[float]]:
+            return [[float(len(sample.response)) for sample in group.samples] for group in groups]
+
+    group = group_of("a", "bbb")
+    with closing(scorer_of({"name": "model"}, {"name": "model", "label": "again", "weight": 10.0})) as scorer:
+        scorer.judge_with(Lengths())
+        waiter = threading.Thread(target=scorer.finish, args=([group], Meter()), daemon=True)
+        waiter.start()
+        waiter.join(60)
+        assert not waiter.is_alive()
+    assert [sample.reward for sample in group.samples] == [11.0, 33.0]
