@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+# how long work that was cancelled may take to end; a user's coroutine may refuse to
+_SECONDS_TO_END = 5.0
 
 
 class LoopThread:
@@ -32,7 +34,7 @@ class LoopThread:
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
-        """Cancel what is running and end the thread."""
+        """Cancel what is running and end the thread. What does not end within seconds is left where it is."""
         if self._thread.is_alive():
             self.run(_cancel_others())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -44,4 +46,6 @@ async def _cancel_others() -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        ended, _ = await asyncio.wait(others, timeout=_SECONDS_TO_END)
+        await asyncio.gather(*ended, return_exceptions=True)  # nobody is left to be told

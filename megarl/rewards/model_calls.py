@@ -29,9 +29,10 @@ class ModelCalls:
         self._model = model
 
     def submit(self, prompt: Prompt, sample: Sample) -> Future[Reward | Failure]:  # noqa: ARG002
-        """Put the sample among those that `answer` scores."""
-        future: Future[Reward | Failure] = Future()
-        self._waiting[id(sample)] = future
+        """Put the sample among those that `answer` scores. Whoever asks again waits for the same answer."""
+        future: Future[Reward | Failure] | None = self._waiting.get(id(sample))
+        if future is None:
+            future = self._waiting[id(sample)] = Future()
         return future
 
     def answer(self, groups: Sequence[Group]) -> None:

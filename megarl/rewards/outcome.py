@@ -52,4 +52,9 @@ def from_reply(reply: Any) -> Reward | Failure:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False

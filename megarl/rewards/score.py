@@ -10,11 +10,10 @@ import inspect
 import math
 import numbers
 import re
-import traceback
 from collections.abc import Awaitable
-from pathlib import PurePath
 from typing import Any
 
+from megarl.core.blame import describe_failure
 from megarl.core.errors import DataError, MegarlError
 from megarl.core.excerpt import excerpt
 from megarl.core.sample import Prompt, Sample
@@ -68,18 +67,9 @@ def _failure(reward: RewardFunction, prompt: Prompt, error: BaseException) -> Me
     """The user's exception in one line, with the deepest line of the user's file; our own errors stay as they are."""
     if isinstance(error, MegarlError):
         return error
-    frames = traceback.extract_tb(error.__traceback__)
-    code = getattr(inspect.unwrap(reward.function), "__code__", None)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    place = (own or list(frames))[-1]
-    try:
-        told = str(error)
-    except Exception:  # a user's __str__ may fail too
-        told = "an exception that cannot be shown"
     return DataError(
         "MRL-2102",
-        f'reward "{reward.name}" raised {type(error).__name__}: {_shown(told)} '
-        f"({PurePath(place.filename).name}:{place.lineno}) for prompt {_shown(prompt.id)}.",
+        f'reward "{reward.name}" raised {describe_failure(error, reward.function)} for prompt {_shown(prompt.id)}.',
     )
 
 

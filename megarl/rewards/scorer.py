@@ -46,6 +46,16 @@ class _Failed(NamedTuple):
     text: str
 
 
+class _Count(NamedTuple):
+    """Samples of a step or an evaluation so far, and how many of them failed."""
+
+    samples: int
+    failed: int
+
+
+_NOTHING = _Count(0, 0)
+
+
 class Calls(Protocol):
     """A way to call one reward function."""
 
@@ -69,6 +79,8 @@ class Scorer:
         # by the sample's identity: the sample, so that its identity stays its own, and what is under way for it
         self._begun: dict[int, _Begun] = {}
         self._num_finished = 0
+        # of the step that was last finished, or that refills are still being drawn for
+        self._of_step = _NOTHING
         self._lock = threading.Lock()
 
     def judge_with(self, model: SampleScorer) -> None:
@@ -95,11 +107,16 @@ class Scorer:
                 outcomes = [calls.submit(prompt, sample) for calls in self._calls]
                 self._begun[id(sample)] = _Begun(sample, outcomes, self._num_finished)
 
-    def finish(self, groups: Sequence[Group], meter: Statistics) -> list[Group]:
+    def finish(self, groups: Sequence[Group], meter: Statistics, *, is_refill: bool = False) -> list[Group]:
         """Wait until every sample of the groups has its ``reward`` and ``scores``; what was not submitted is scored
         now. Gives the groups that the policy for failed rewards leaves, in their order. Collective.
+
+        How many may fail is said of a whole step: a refill, which may be a single group, counts with what came before.
         """
-        num_failed = self.finish_all(groups)
+        before = self._of_step if is_refill else _NOTHING
+        num_failed = self.finish_all(groups, before)
+        num_samples = sum(len(group.samples) for group in groups)
+        self._of_step = _Count(before.samples + num_samples, before.failed + num_failed)
         if not groups:
             return []
         kept = [group for group in groups if not any(sample.failure for sample in group.samples)]
@@ -107,7 +124,7 @@ class Scorer:
         meter.sum("experience_pipeline/num_failed_groups", len(groups) - len(kept))
         return kept
 
-    def finish_all(self, groups: Sequence[Group]) -> int:
+    def finish_all(self, groups: Sequence[Group], before: _Count = _NOTHING) -> int:
         """All groups stay: samples without a reward have a ``failure``. Gives their number. Collective."""
         for group in groups:
             for sample in group.samples:
@@ -125,8 +142,9 @@ class Scorer:
             else:
                 failed = self._settle(sample, [outcome.result() for outcome in begun.outcomes])
             failures += [failed] if failed else []
-            if len(failures) > limit * num_samples:
-                raise self._too_many(failures, num_samples)
+            count = _Count(before.samples + num_samples, before.failed + len(failures))
+            if failed and count.failed > limit * count.samples:
+                raise self._too_many(failed, count)
         _warn(failures, num_samples)
         self._forget()
         return len(failures)
@@ -169,15 +187,14 @@ class Scorer:
         sample.reward, sample.scores, sample.failure = total, scores, ""
         return None
 
-    def _too_many(self, failures: Sequence[_Failed], num_samples: int) -> DataError:
-        last = failures[-1]
+    def _too_many(self, last: _Failed, count: _Count) -> DataError:
         if self._settings.on_failure == "stop":
             rule = "scoring.on_failure is stop"
         else:
             rule = f"scoring.max_failed_fraction={self._settings.max_failed_fraction:g} allows fewer"
         return DataError(
             "MRL-2120",
-            f"{last.who} failed for {len(failures)} of {num_samples} samples; {rule}. The last one:\n"
+            f"{last.who} failed for {count.failed} of {count.samples} samples; {rule}. The last one:\n"
             f"    {last.code} {last.text}\n"
             "    Mend the function, or change the setting if the run can do without these samples.",
         )

@@ -63,13 +63,14 @@ class WorkerLost(Exception):
 
 
 class WorkerProcess:
-    """A process that scores samples. It is started at once; `ready` waits until it has imported the function."""
+    """A process that scores samples. It is started, and imports the function, at once; `ready` waits for that."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._scratch = tempfile.mkdtemp(prefix="megarl-reward-")
-        theirs, self._requests = os.pipe()
-        self._replies, their_replies = os.pipe()
+        theirs, requests = os.pipe()
+        replies, their_replies = os.pipe()
+        self._requests, self._replies = os.fdopen(requests, "wb", 0), os.fdopen(replies, "rb", 0)
         terms = Terms(
             os.getpid(), theirs, their_replies, spec.memory_bytes, str(spec.log.absolute() if spec.log else "")
         )
@@ -96,6 +97,7 @@ class WorkerProcess:
         self._is_over = asyncio.Event()
         self.isolation = ""
         self.concurrency = 1
+        self._starting = asyncio.create_task(self._get_ready())
 
     @property
     def pid(self) -> int:
@@ -118,31 +120,7 @@ class WorkerProcess:
 
     async def ready(self) -> None:
         """Wait until the function is imported. Raises `WorkerLost` if it cannot be."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
-        replies, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(self._replies, "rb", 0))
-        requests, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(self._requests, "wb", 0))
-        self._pipes, self._writer = (replies, requests), requests
-        spec = self._spec
-        path = [os.path.abspath(place) for place in sys.path]
-        start = {"name": spec.name, "options": spec.options, "path": path, "timeout_seconds": spec.timeout_seconds}
-        self._send(json.dumps(start).encode())
-        try:
-            async with asyncio.timeout(spec.start_timeout_seconds):
-                reply = json.loads(await _read_frame(reader))
-        except TimeoutError:
-            text = f"it was not ready after {spec.start_timeout_seconds:g} seconds: importing it takes too long"
-            raise WorkerLost(Failure("could not start", text, "MRL-2111")) from None
-        except (OSError, ValueError, asyncio.IncompleteReadError):
-            raise WorkerLost(Failure("could not start", await self._last_words(), "MRL-2111")) from None
-        if not isinstance(reply, dict) or "isolation" not in reply:
-            told = from_reply(reply)
-            text, code = (told.text, told.code) if isinstance(told, Failure) else ("it replied too early", "MRL-2110")
-            raise WorkerLost(Failure("could not start", text, code))
-        self.isolation = str(reply["isolation"])
-        self.concurrency = ASYNC_CONCURRENCY if reply.get("is_async") is True else 1
-        self._reader = asyncio.create_task(self._read(reader))
+        await asyncio.shield(self._starting)
 
     async def call(self, parcel: bytes) -> Reward | Failure:
         """Score one sample. Raises `WorkerLost` if the process dies or takes too long; it must be ended then."""
@@ -168,11 +146,11 @@ class WorkerProcess:
     async def end(self) -> None:
         """End the process and everything that it started, and remove its directory."""
         self._give_up(Failure("was stopped", "its worker was stopped", "MRL-2110"))
-        if not self._pipes:
-            os.close(self._requests)
-            os.close(self._replies)
         await self._wait()
-        for pipe in self._pipes:
+        await asyncio.wait([self._starting], timeout=_SECONDS_TO_END)  # its pipe ends with the process
+        self._starting.cancel()
+        await asyncio.gather(self._starting, return_exceptions=True)  # who wanted to know has asked
+        for pipe in self._pipes or (self._requests, self._replies):
             pipe.close()
         if self._reader is not None:
             self._reader.cancel()
@@ -182,6 +160,33 @@ class WorkerProcess:
         """Begin to end it, without waiting."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
+
+    async def _get_ready(self) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        replies, _ = await loop.connect_read_pipe(lambda: protocol, self._replies)
+        requests, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._requests)
+        self._pipes, self._writer = (replies, requests), requests
+        spec = self._spec
+        path = [os.path.abspath(place) for place in sys.path]
+        start = {"name": spec.name, "options": spec.options, "path": path, "timeout_seconds": spec.timeout_seconds}
+        self._send(json.dumps(start).encode())
+        try:
+            async with asyncio.timeout(spec.start_timeout_seconds):
+                reply = json.loads(await _read_frame(reader))
+        except TimeoutError:
+            text = f"it was not ready after {spec.start_timeout_seconds:g} seconds: importing it takes too long"
+            raise WorkerLost(Failure("could not start", text, "MRL-2111")) from None
+        except (OSError, ValueError, asyncio.IncompleteReadError):
+            raise WorkerLost(Failure("could not start", await self._last_words(), "MRL-2111")) from None
+        if not isinstance(reply, dict) or "isolation" not in reply:
+            told = from_reply(reply)
+            text, code = (told.text, told.code) if isinstance(told, Failure) else ("it replied too early", "MRL-2110")
+            raise WorkerLost(Failure("could not start", text, code))
+        self.isolation = str(reply["isolation"])
+        self.concurrency = ASYNC_CONCURRENCY if reply.get("is_async") is True else 1
+        self._reader = asyncio.create_task(self._read(reader))
 
     async def _wait(self) -> int:
         """The guard's exit code, once it is asked to end."""

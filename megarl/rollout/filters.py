@@ -8,14 +8,13 @@ them again about the same groups.
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from megarl.config.filters import FilterSettings
+from megarl.core.blame import describe_failure
 from megarl.core.errors import ConfigError, DataError
 from megarl.core.excerpt import excerpt
 from megarl.core.importing import import_callable
@@ -83,8 +82,8 @@ class Keep:
         except (Exception, SystemExit) as error:
             raise DataError(
                 "MRL-2410",
-                f'filter "{self._name}" raised {type(error).__name__}: {excerpt(str(error))} '
-                f"({self._place(error)}) for prompt {excerpt(group.prompt.id)}.",
+                f'filter "{self._name}" raised {describe_failure(error, self._function)} '
+                f"for prompt {excerpt(group.prompt.id)}.",
             ) from error
         if not isinstance(keeps, (bool, np.bool_)):
             raise DataError(
@@ -93,14 +92,6 @@ class Keep:
                 "Expected True (keep the group) or False (drop it).",
             )
         return group if keeps else None
-
-    def _place(self, error: BaseException) -> str:
-        """The deepest line of the user's file, or of any."""
-        frames = list(traceback.extract_tb(error.__traceback__))
-        code = getattr(inspect.unwrap(self._function), "__code__", None)
-        own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-        place = (own or frames)[-1]
-        return f"{PurePath(place.filename).name}:{place.lineno}"
 
 
 _BUILTINS: dict[str, Callable[..., GroupFilter]] = {

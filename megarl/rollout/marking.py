@@ -57,7 +57,7 @@ class Marking:
         for refill in range(plan.max_refills + 1):
             drawn = draw(refill, missing)
             with meter.timed("timing_s/reward"), self._enter(SCORE, meter):
-                scored = self._scorer.finish(drawn, meter)
+                scored = self._scorer.finish(drawn, meter, is_refill=refill > 0)
             kept += self._filters.apply(scored, meter)
             num_drawn, num_refills = num_drawn + len(drawn), refill
             missing = plan.prompts_per_step - len(kept)

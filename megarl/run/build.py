@@ -14,26 +14,15 @@ from megarl.algorithms.untrained import Untrained
 from megarl.checkpoint.store import CheckpointStore
 from megarl.config import schema
 from megarl.config.algorithms import CustomAlgorithm, PpoSettings, SftSettings
-from megarl.config.layout import max_prompt_tokens, model_shape
-from megarl.config.model_shape import ModelShape
 from megarl.config.phases import leaves_device, phases
-from megarl.core.protocols import Annotator, OffloadPart, SamplingParams
-from megarl.core.seeding import derive_seed
+from megarl.core.protocols import Annotator, OffloadPart
 from megarl.core.world import World
-from megarl.data.cursor import Cursor
 from megarl.metrics.at_k import at_k, best_of, bootstrap_best_of
 from megarl.models.hf_weights import WeightSource
 from megarl.models.memory import weights_part
 from megarl.models.optim import OptimizerSettings
 from megarl.models.reward import RewardModel
-from megarl.rollout.demonstrations import DemonstrationRollouts, why_no_room_to_show
-from megarl.rollout.generated import GeneratedRollouts
-from megarl.rollout.marking import Marking, keep_no_record
-from megarl.rollout.prompt_stream import Measure, MixedPrompts, NoPrompts, PromptStream, SourceWalk, why_no_room
-from megarl.rollout.recorded import RecordedRollouts, Recording, ReplayLimits
-from megarl.rollout.rollout_plan import RolloutPlan
-from megarl.rollout.server_rollouts import AheadPlan, ServerRollouts
-from megarl.rollout.serving import GENERATE, ServerServing
+from megarl.rollout.serving import GENERATE
 from megarl.run.answering import build_answering
 from megarl.run.checkpoints import Checkpoints, SavePlan
 from megarl.run.engines import Connected, Engines, InRankEngines
@@ -42,7 +31,6 @@ from megarl.run.evaluate import EvalSet, Evaluator, NoEvaluation, sampling_of
 from megarl.run.inputs import Inputs
 from megarl.run.kept_samples import KeptSamples
 from megarl.run.model_scorer import ModelScorer
-from megarl.run.progress import last_step_of
 from megarl.run.recorder import Recorder
 from megarl.run.residency import Residency
 from megarl.run.roles import (
@@ -54,6 +42,7 @@ from megarl.run.roles import (
     forward_plan,
     run_dtype,
 )
+from megarl.run.rollout_builder import RolloutBuilder
 from megarl.run.servers import ServerEngines
 from megarl.run.stage import LearningModel, Rollouts, Stage
 from megarl.run.state import Parts, RunState
@@ -106,15 +95,11 @@ class Builder:
         self._inputs = inputs
         self._world = world
         self._recorder = recorder
-        self._shape: ModelShape = model_shape(config)
         self._warmup_steps = config.warmup.num_steps if config.warmup else 0
         self._temperature = config.rollout.temperature if config.rollout else 1.0
         self._algorithm = build_algorithm(config.algorithm)
-        # of the driver: what each stage draws from
-        self._streams: dict[str, MixedPrompts] = {}
-        # rollouts that may be drawn before their step has come
-        self._ahead: ServerRollouts | None = None
         self._directory = Path(config.run.dir) / config.run.name
+        self._rollouts = RolloutBuilder(config, inputs, world, self._directory / "rollouts")
 
     def build(self, store: CheckpointStore, stop: StopRequest) -> Run:
         """The run, with all models on the device and random or loaded weights in them."""
@@ -132,9 +117,9 @@ class Builder:
             evaluator = self._evaluator(generation, residency, ends)
         parts = Parts(
             models.stateful,
-            self._streams,
+            self._rollouts.streams,
             generation.sync if generation else None,
-            self._ahead,
+            self._rollouts.ahead,
             self._algorithm,
             self._recorder,
             run_dtype(self._config, self._world.device),
@@ -176,10 +161,6 @@ class Builder:
             return ServerEngines(config, self._world, self._directory, logger.warning)
         return InRankEngines(config, self._world)
 
-    def _replay_limits(self, plan: RolloutPlan) -> ReplayLimits:
-        shape = self._shape
-        return ReplayLimits(shape.vocab_size, shape.max_positions, plan.params.max_new_tokens, plan.max_prompt_tokens)
-
     def _residency(self, of_models: Mapping[str, OffloadPart], engines: Engines | None) -> Residency:
         config = self._config
         parts: dict[str, OffloadPart] = {**(engines.parts if engines else {}), **of_models}
@@ -187,36 +168,6 @@ class Builder:
         table = {phase.name: phase.parts for phase in phases(config)}
         measures = config.metrics.memory != "off"
         return Residency(parts, pinned, table, self._world.device, measures_memory=measures)
-
-    def _prompts(self, stage: str, purpose: str, measure: Measure) -> PromptStream:
-        config, sources = self._config, self._inputs.train_prompts
-        if not sources:
-            return NoPrompts()
-        seed = derive_seed(config.run.seed, purpose)
-        walks = [
-            SourceWalk(
-                own.path,
-                source,
-                Cursor(len(source), seed + number, config.data.shuffle),
-                measure,
-                config.data.too_long,
-                own.task,
-            )
-            for number, (source, own) in enumerate(zip(sources, config.data.train, strict=True))
-        ]
-        stream = MixedPrompts(walks, [own.weight for own in config.data.train])
-        self._streams[stage] = stream
-        return stream
-
-    def _demonstrations(self, stage: str, purpose: str) -> PromptStream:
-        """Prompts that fit into the model together with their demonstrations."""
-        measure = partial(
-            why_no_room_to_show,
-            encoder=self._inputs.encoder,
-            max_prompt_tokens=max_prompt_tokens(self._config),
-            max_tokens=self._shape.max_positions,
-        )
-        return self._prompts(stage, purpose, measure)
 
     def _warmup_stage(self, models: Models, residency: Residency) -> Stage:
         warmup = self._config.warmup
@@ -227,12 +178,7 @@ class Builder:
             headline=f"Warm-up: {warmup.num_steps} supervised steps on {warmup.batch_size} demonstrations each",
             first_step=1,
             last_step=warmup.num_steps,
-            rollouts=DemonstrationRollouts(
-                self._demonstrations("warmup", "warm-up demonstrations"),
-                self._inputs.encoder,
-                warmup.batch_size,
-                residency.phase,
-            ),
+            rollouts=self._rollouts.shown("warmup", "warm-up demonstrations", warmup.batch_size, residency.phase),
             algorithm=Sft(),
             annotators=[],
             learners=lambda _: [models.policy],
@@ -244,8 +190,13 @@ class Builder:
 
     def _main_stage(self, models: Models, generation: Connected | None, residency: Residency) -> Stage:
         config = self._config
-        supervised = isinstance(config.algorithm, SftSettings)
         settings = config.algorithm
+        supervised = isinstance(settings, SftSettings)
+        rollouts: Rollouts
+        if isinstance(settings, SftSettings):
+            rollouts = self._rollouts.shown("main", "demonstrations", settings.batch_size, residency.phase)
+        else:
+            rollouts = self._rollouts.played(generation.serving if generation else None, residency.phase)
         aggregation = "token-mean" if isinstance(settings, CustomAlgorithm) else settings.loss_aggregation
         plans = SamePlans(config, config.num_minibatches, aggregation)
         critic = plans.critic(models)
@@ -280,7 +231,7 @@ class Builder:
             headline=_headline(config),
             first_step=self._warmup_steps + 1,
             last_step=self._warmup_steps + config.run.num_steps,
-            rollouts=self._rollouts(generation, residency),
+            rollouts=rollouts,
             algorithm=Untrained(self._algorithm) if config.only_generates else self._algorithm,
             annotators=[annotator for annotator in known if annotator is not None],
             learners=learners,
@@ -289,52 +240,6 @@ class Builder:
             resume=lambda: models.policy.configure(self._actor_optimizer(), temperature),
             first_phases=(UPDATE, GENERATE) if config.generates and not supervised else (models.policy.train_phase,),
         )
-
-    def _rollouts(self, generation: Connected | None, residency: Residency) -> Rollouts:
-        config, inputs = self._config, self._inputs
-        if isinstance(config.algorithm, SftSettings):
-            return DemonstrationRollouts(
-                self._demonstrations("main", "demonstrations"),
-                inputs.encoder,
-                config.algorithm.batch_size,
-                residency.phase,
-            )
-        rollout = config.rollout
-        assert rollout is not None, "checked with the configuration"
-        plan = RolloutPlan(
-            rollout.prompts_per_step,
-            rollout.group_size,
-            SamplingParams(
-                rollout.max_new_tokens,
-                rollout.temperature,
-                rollout.top_p,
-                rollout.top_k,
-                inputs.encoder.stop_token_ids,
-            ),
-            max_prompt_tokens(config),
-            config.run.seed,
-            learns=not config.only_generates,
-            max_refills=rollout.max_refills,
-        )
-        if rollout.replay is not None:
-            return RecordedRollouts(Path(rollout.replay), self._replay_limits(plan), self._world)
-        assert generation is not None, "built whenever something is generated"
-        measure = partial(why_no_room, max_prompt_tokens=plan.max_prompt_tokens)
-        prompts = self._prompts("main", "prompts", measure)
-        record = Recording(self._directory / "rollouts", self._world).write if config.records else keep_no_record
-        marking = Marking(inputs.scorer, inputs.filters, plan, residency.phase, record, self._world)
-        if not isinstance(generation.serving, ServerServing) or rollout.converse is not None:
-            answering = build_answering(config, inputs, generation.serving, residency.phase, self._world)
-            return GeneratedRollouts(prompts, answering, plan, marking)
-        ahead = AheadPlan(
-            config.num_steps_ahead,
-            rollout.max_staleness,
-            rollout.extra_prompts,
-            rollout.unfinished == "carry_over",
-            last_step_of(config),
-        )
-        self._ahead = ServerRollouts(prompts, inputs.tokenizer, generation.serving, plan, ahead, marking, self._world)
-        return self._ahead
 
     def _evaluator(self, generation: Connected, residency: Residency, stage_ends: tuple[int, ...]) -> Evaluator:
         config, rollout = self._config, self._config.rollout

@@ -94,13 +94,7 @@ def open_inputs(
     tokenizer = load_tokenizer(config.model.tokenizer or config.model.path or "")
     _require_same_vocabularies(config, tokenizer)
     encoder = load_encoder(config.chat, tokenizer)
-    logs = Path(config.run.dir) / config.run.name / "logs"
-    scorer = Scorer(config.reward, config.scoring, logs)
-    eval_scorers: dict[SetKey, Scorer] = {
-        (kind, name): Scorer(own.reward, config.scoring, logs)
-        for kind, name, own in config.eval_sets
-        if own.reward is not None
-    }
+    scorer, eval_scorers = _scorers(config)
     if not with_prompts:
         return Inputs(tokenizer, encoder, scorer, eval_scorers)
     train = _open_train(config, encoder) if with_training else []
@@ -163,6 +157,22 @@ def _require_same_vocabularies(config: RunConfig, tokenizer: Tokenizer) -> None:
         directory = Path(config.reward_model.path or "")
         same_size = reward_shape(config).vocab_size == shape.vocab_size
         require_same_tokens(tokenizer, directory, "reward_model.path", same_size=same_size)
+
+
+def _scorers(config: RunConfig) -> tuple[Scorer, dict[SetKey, Scorer]]:
+    """That of training samples, and those of sets with rewards of their own. Who is scored alike shares the workers."""
+    logs = Path(config.run.dir) / config.run.name / "logs"
+    made = [(config.reward, Scorer(config.reward, config.scoring, logs))]
+    of_sets: dict[SetKey, Scorer] = {}
+    for kind, name, own in config.eval_sets:
+        if own.reward is None:
+            continue
+        scorer = next((scorer for rewards, scorer in made if rewards == own.reward), None)
+        if scorer is None:
+            scorer = Scorer(own.reward, config.scoring, logs)
+            made.append((own.reward, scorer))
+        of_sets[kind, name] = scorer
+    return made[0][1], of_sets
 
 
 def _load_converse(config: RunConfig) -> Converse | None:

@@ -69,3 +69,14 @@ def test_the_run_directory_tells_what_was_read(tmp_path: Path) -> None:
         "eval.sets.held_out.data": read,
     }
     assert inputs.train_hashes == {str(rows): sha256}
+
+
+def test_sets_that_are_scored_alike_share_their_workers(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "few.jsonl", SHORT)
+    rewards = {"a": "math_answer", "b": "[math_answer]", "c": "{name: math_answer, weight: 2}", "d": "exact_match"}
+    sets = ", ".join(f"{name}: {{data: {rows}, reward: {reward}}}" for name, reward in rewards.items())
+    inputs = open_inputs(config_with(tmp_path, f"eval.sets={{{sets}}}"), with_prompts=True)
+    a, b, c, d = (inputs.eval_scorers["eval", name] for name in "abcd")
+    assert a is b
+    assert d is inputs.scorer
+    assert len({id(one) for one in (a, c, d)}) == 3

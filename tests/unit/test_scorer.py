@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from megarl.core.sample import Group, Prompt, Sample
 from megarl.metrics.meter import Meter
 from megarl.metrics.values import Sum
 from megarl.rewards.driver_calls import DriverCalls
-from megarl.rewards.outcome import Failure
+from megarl.rewards.outcome import Failure, from_reply
 from megarl.rewards.reward import Reward, RewardFunction
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
@@ -141,6 +142,20 @@ def test_too_many_failures_end_the_run(fragile: Scorer) -> None:
     assert "ZeroDivisionError" in message
 
 
+def test_a_refill_counts_with_the_rest_of_its_step(fragile: Scorer) -> None:
+    """Half of the samples may fail, of a step: not of each of its refills, which may be one group."""
+    good = group_of(*"abcd")
+    assert fragile.finish([good], Meter()) == [good]
+    assert fragile.finish([group_of("", "", "a")], Meter(), is_refill=True) == []
+    with pytest.raises(DataError, match="failed for 6 of 11 samples"):
+        fragile.finish([group_of("", "", "", "")], Meter(), is_refill=True)
+
+
+def test_a_worker_that_replies_with_a_number_beyond_all_floats_has_given_none() -> None:
+    assert isinstance(from_reply({"value": 10**400, "scores": {}}), Failure)
+    assert isinstance(from_reply({"value": 1, "scores": {"a": 10**400}}), Failure)
+
+
 def test_one_failure_is_enough_if_asked_for() -> None:
     with closing(scorer_of({"name": "own_rewards:fragile"}, on_failure="stop")) as scorer:
         scorer.finish([group_of("a", "b")], Meter())
@@ -225,3 +240,36 @@ def test_relative_imports_start_at_the_runs_directory(tmp_path: Path, monkeypatc
         scorer.finish([group], Meter())
     assert group.samples[0].reward is not None
     assert group.samples[0].reward < len(os.listdir(tmp_path)), "its directory is its own"
+
+
+def test_a_spare_worker_has_imported_the_function_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import secrets\nfrom pathlib import Path\nPath({str(marks)!r}, secrets.token_hex(8)).touch()\n"
+        "def good(prompt, sample):\n    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with closing(scorer_of({"name": "slow_to_import:good"}, num_workers=1)) as scorer:
+        scorer.start()
+        deadline = time.monotonic() + 60
+        while len(list(marks.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(list(marks.iterdir())) == 2, "one for the only seat, one to take its place"
+
+
+def test_the_reward_model_may_be_named_twice() -> None:
+    class Lengths:
+        def score(self, groups: Sequence[Group]) -> list[list[float]]:
+            return [[float(len(sample.response)) for sample in group.samples] for group in groups]
+
+    group = group_of("a", "bbb")
+    with closing(scorer_of({"name": "model"}, {"name": "model", "label": "again", "weight": 10.0})) as scorer:
+        scorer.judge_with(Lengths())
+        waiter = threading.Thread(target=scorer.finish, args=([group], Meter()), daemon=True)
+        waiter.start()
+        waiter.join(60)
+        assert not waiter.is_alive()
+    assert [sample.reward for sample in group.samples] == [11.0, 33.0]
