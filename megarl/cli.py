@@ -114,6 +114,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
         lines = try_functions(config, open_inputs(config, with_prompts=True, speak=False))
         sys.stdout.write("\nFunctions, tried in processes of their own\n" + "".join(f"  {line}\n" for line in lines))
+    sys.stdout.write(f"\n{config.run.name}: the configuration is valid.\n")  # the last word: functions may have failed
     return EXIT_OK
 
 

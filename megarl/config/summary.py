@@ -26,7 +26,6 @@ def summarise(config: RunConfig) -> str:
         _batch(config),
         _phases(config),
         _checkpoints(config),
-        f"{config.run.name}: the configuration is valid.",
     ]
     return "\n\n".join(parts) + "\n"
 

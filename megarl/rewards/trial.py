@@ -41,7 +41,8 @@ def try_reward(reward: RewardSettings, settings: ScoringSettings, prompt: Prompt
     if isinstance(outcome, Failure):
         if outcome.code.startswith("MRL-1"):
             raise ConfigError(outcome.code, outcome.text)
-        raise DataError(outcome.code, f"{outcome.of(reward.name)}\n    It was tried before the start.")
+        expected = "".join(f"\n    {line}" for line in outcome.text.split("\n")[1:])
+        raise DataError(outcome.code, f"{outcome.of(reward.name)}{expected}\n    It was tried before the start.")
     seconds = time.perf_counter() - began
     if outcome is None or prompt is None:
         return f'reward "{reward.name}": imported in {seconds:.1f} s'

@@ -182,7 +182,8 @@ def _load_converse(config: RunConfig) -> Converse | None:
 
 
 def _needs_answer(rewards: Sequence[RewardSettings]) -> set[PromptField]:
-    return {"answer"} if any(reward.name == "exact_match" for reward in rewards) else set()
+    """A row without an answer is a bad row, found before the start, if a built-in reward compares with it."""
+    return {"answer"} if any(reward.name in ("exact_match", "math_answer") for reward in rewards) else set()
 
 
 def _open_train(config: RunConfig, encoder: PromptEncoder) -> list[PromptSource]:

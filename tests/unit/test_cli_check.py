@@ -26,6 +26,13 @@ def test_the_shipped_configurations_are_valid(path: Path) -> None:
     assert done.stdout.endswith(f"{path.stem}: the configuration is valid.\n")
 
 
+def test_a_configuration_whose_reward_does_not_work_is_not_called_valid(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    (tmp_path / "own.py").write_text("def score(prompt):\n    return 1.0\n")
+    done = megarl("check", "run.yaml", "reward=own:score", cwd=tmp_path)
+    assert (done.returncode, "MRL-1408" in done.stderr, "is valid" in done.stdout) == (64, True, False)
+
+
 def test_check_prints_layout_size_batches_and_phases() -> None:
     text = megarl("check", QUICKSTART).stdout
     assert "410,368 parameters" in text

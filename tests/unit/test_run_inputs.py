@@ -57,6 +57,14 @@ def test_training_data_of_which_nothing_fits_is_an_error_before_the_start(tmp_pa
         open_inputs(config_with(tmp_path, f"data.train={rows}"), with_prompts=True)
 
 
+@pytest.mark.parametrize("reward", ["exact_match", "math_answer"])
+def test_rows_without_an_answer_are_bad_if_the_reward_compares_with_it(tmp_path: Path, reward: str) -> None:
+    rows = tmp_path / "unanswered.jsonl"
+    rows.write_text('{"prompt": "1"}\n')
+    with pytest.raises(DataError, match=r"unanswered.jsonl:1.*answer"):
+        open_inputs(config_with(tmp_path, f"data.train={rows}", f"reward={reward}"), with_prompts=True)
+
+
 def test_the_run_directory_tells_what_was_read(tmp_path: Path) -> None:
     inputs = open_inputs(config_with(tmp_path), with_prompts=True, describe_in=tmp_path)
     rows = tmp_path / "rows.jsonl"

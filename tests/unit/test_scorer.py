@@ -42,6 +42,9 @@ def touch(prompt, sample, file):
     Path(file).touch()
     return 1.0
 
+def true(prompt, sample):
+    return True
+
 def hang(prompt, sample):
     while True: pass
 """
@@ -225,6 +228,8 @@ def test_a_trial_says_what_the_function_gave() -> None:
         try_reward(RewardSettings(name="own_rewards:length", options={"scal": 1}), settings, prompt)
     with pytest.raises(DataError, match=r"MRL-2112 .*took too long"):
         try_reward(RewardSettings(name="own_rewards:hang"), settings, prompt)
+    with pytest.raises(DataError, match=r"MRL-2103 .*returned True \(bool\).*\n +Expected a number or Reward"):
+        try_reward(RewardSettings(name="own_rewards:true"), settings, prompt)
 
 
 def test_relative_imports_start_at_the_runs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
