@@ -119,8 +119,8 @@ def test_megarl_commands_are_right(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``check`` and ``launch slurm`` are run, must print what the page shows, and submit nothing; ``train`` and
-    ``doctor`` are checked up to where they would start, and ``eval``, ``report``, ``samples``, ``export`` and ``track`` up
-    to where they would look for the run or model.
+    ``doctor`` are checked up to where they would start, and ``eval``, ``report``, ``samples``, ``export`` and ``track``
+    up to where they would look for the run or model.
     """
     monkeypatch.chdir(ROOT)
     arguments = megarl_arguments(command)
