@@ -15,7 +15,8 @@ from megarl.run.stop import StopRequest, watch_signals
 
 request = StopRequest()
 watch_signals(request, lambda number: None)
-child = subprocess.Popen([sys.executable, "-c", "input(); print('the child goes on', flush=True)"], stdin=subprocess.PIPE)
+program = "input(); print('the child goes on', flush=True)"
+child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
 print(child.pid, flush=True)
 while request.received is None:
     time.sleep(0.01)
