@@ -82,7 +82,7 @@ class Slurm:
         deadline = time.monotonic() + PATIENCE
         while (job := self.job(number)).state not in states:
             assert time.monotonic() < deadline, f"{job}\n{self.logs()}"
-            time.sleep(0.1)
+            time.sleep(0.2)
         return job
 
     def logs(self) -> str:
