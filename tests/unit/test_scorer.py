@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import logging
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +30,7 @@ from megarl.rewards.outcome import Failure, from_reply
 from megarl.rewards.reward import Reward, RewardFunction
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
+from megarl.rewards.worker_calls import WorkerCalls
 
 MODULE = """
 from pathlib import Path
@@ -273,3 +277,22 @@ def test_the_reward_model_may_be_named_twice() -> None:
         waiter.join(60)
         assert not waiter.is_alive()
     assert [sample.reward for sample in group.samples] == [11.0, 33.0]
+
+
+def test_a_machine_that_starts_no_more_processes_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second failure is tried again in a new worker; in its place another one would be started."""
+    start, num_started = subprocess.Popen, itertools.count(1)
+
+    def refuse_the_third(*arguments: Any, **options: Any) -> Any:
+        if next(num_started) > 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse_the_third)
+    calls = WorkerCalls(RewardSettings(name="own_rewards:fragile"), ScoringSettings(num_workers=1))
+    with closing(calls):
+        group = group_of("", "")
+        first, second = (calls.submit(group.prompt, sample) for sample in group.samples)
+        assert isinstance(first.result(60), Failure)
+        with pytest.raises(DataError, match=r"MRL-2111 .*Resource temporarily unavailable"):
+            second.result(60)
