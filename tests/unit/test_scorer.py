@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -296,3 +297,20 @@ def test_a_machine_that_starts_no_more_processes_leaves_nobody_waiting(monkeypat
         assert isinstance(first.result(60), Failure)
         with pytest.raises(DataError, match=r"MRL-2111 .*Resource temporarily unavailable"):
             second.result(60)
+
+
+def test_a_driver_that_dies_while_workers_start_leaves_no_directories(tmp_path: Path) -> None:
+    code = (
+        "import os\nfrom megarl.rewards.pool import WorkerPool\nfrom megarl.rewards.worker_process import WorkerSpec\n"
+        "pool = WorkerPool(WorkerSpec('own_rewards:fragile'), 1)\n"
+        # both are started, and have not come far
+        "while len(pool.pids) < 2: pass\nos._exit(0)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": path}
+    (tmp_path / "own_rewards.py").unlink()
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    deadline = time.monotonic() + 30
+    while os.listdir(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert os.listdir(tmp_path) == []
