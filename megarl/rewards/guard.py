@@ -59,6 +59,7 @@ def guard(terms: Terms, work: Callable[[Isolation], None]) -> NoReturn:
     """Run ``work`` in a worker process, and watch over it until it ends. Only of a process without threads."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != terms.driver:  # it was killed before we asked to be told
+        _remove_own_directory()
         os._exit(STOPPED)
     isolation = _isolate()
     if isolation == "process tree":
@@ -130,7 +131,7 @@ class _Watch:
             _end_orphans()
         while self._take(self._output):  # the last words
             pass
-        shutil.rmtree(os.getcwd(), ignore_errors=True)  # the worker's own; the driver may be gone
+        _remove_own_directory()
         return code
 
     def _take(self, descriptor: int) -> bool:
@@ -157,6 +158,11 @@ class _Watch:
 
     def _stop(self, *_: Any) -> None:
         self._is_stopped = True
+
+
+def _remove_own_directory() -> None:
+    """The one that the driver made for the worker, and started the guard in; the driver may be gone."""
+    shutil.rmtree(os.getcwd(), ignore_errors=True)
 
 
 def _isolate() -> Isolation:

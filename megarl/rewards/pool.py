@@ -103,25 +103,31 @@ class WorkerPool:
     async def _seat(self) -> None:
         try:
             await self._seat_workers()
+        except OSError as error:
+            text = f'reward "{self._spec.name}" could not start: the system starts no worker ({error.strerror}).'
+            self._break(DataError("MRL-2111", text))
         except Exception as error:  # a mistake of ours must not leave anybody waiting
             self._break(error)
 
     async def _seat_workers(self) -> None:
         """One worker after the other, until none can be started."""
         waiting: _Job | None = None
-        while self._broken is None:
-            worker = self._take_worker()
-            try:
-                if not await self._is_ready(worker):
-                    continue
-                if waiting is not None:
-                    await self._attempt(worker, waiting, is_alone=True)
-                waiting = await self._use(worker)
-            finally:
-                self._workers.discard(worker)
-                await worker.end()
-        if waiting is not None:
-            self._add(waiting)
+        try:
+            while self._broken is None:
+                worker = self._take_worker()
+                try:
+                    if not await self._is_ready(worker):
+                        continue
+                    if waiting is not None:
+                        await self._attempt(worker, waiting, is_alone=True)
+                        waiting = None
+                    waiting = await self._use(worker)
+                finally:
+                    self._workers.discard(worker)
+                    await worker.end()
+        finally:
+            if waiting is not None:
+                self._add(waiting)
 
     def _take_worker(self) -> WorkerProcess:
         """The warm worker, and have another one warmed in its place."""

@@ -23,10 +23,10 @@ class Rehearsal:
 
 
 def rehearse(
-    function: Callable[..., Any], prompt: str, lines: Sequence[str], answer: str | None = None, **options: Any
+    function: Callable[..., Any], prompt: str | Prompt, lines: Sequence[str], answer: str | None = None, **options: Any
 ) -> Rehearsal:
     """Call ``function`` with a policy that says ``lines``, one per turn. After the last one the budget is used up: an
-    empty turn with finish "length", then `OutOfBudget`.
+    empty turn with finish "length", then `OutOfBudget`. A prompt may be its text, or whole, with all that its row has.
 
     It runs here and now, so that debuggers stop in it and exceptions come through.
     """
@@ -45,7 +45,9 @@ def rehearse(
     async def generate_async(reply: Reply | None = None, **_: Any) -> PolicyTurn:
         return generate(reply)
 
-    asked = Prompt("rehearsal", prompt, np.zeros(0, dtype=np.int64), answer)
+    asked = prompt
+    if isinstance(asked, str):
+        asked = Prompt("rehearsal", asked, np.zeros(0, dtype=np.int64), answer)
     if is_async(function):
         return Rehearsal(asyncio.run(function(asked, generate_async, **options)), replies)
     return Rehearsal(function(asked, generate, **options), replies)

@@ -10,8 +10,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from megarl.core.errors import ConfigError, DataError, MegarlError
 from megarl.core.excerpt import excerpt
@@ -31,7 +34,9 @@ def try_converse(name: str, options: Mapping[str, Any], prompt: Prompt, timeout_
     another process.
     """
     line = prompt.answer or prompt.demonstration or ""
-    task = {"name": name, "options": dict(options), "prompt": prompt.text, "answer": prompt.answer, "line": line}
+    row = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
+    row |= {"token_ids": prompt.token_ids.tolist(), "metadata": dict(prompt.metadata)}
+    task = {"name": name, "options": dict(options), "row": row, "line": line}
     with tempfile.TemporaryDirectory(prefix="megarl-") as directory:
         report = Path(directory) / "report.json"
         command = [sys.executable, "-m", "megarl.rollout.trial", str(report)]
@@ -39,7 +44,7 @@ def try_converse(name: str, options: Mapping[str, Any], prompt: Prompt, timeout_
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         try:
-            process.communicate(json.dumps(task).encode(), timeout_seconds + _SECONDS_TO_START)
+            process.communicate(json.dumps(task, default=str).encode(), timeout_seconds + _SECONDS_TO_START)
         except subprocess.TimeoutExpired:
             raise DataError(
                 "MRL-2151", f'converse "{name}" did not end within {timeout_seconds:g} s when it was tried.'
@@ -62,11 +67,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def _prompt(row: Mapping[str, Any]) -> Prompt:
+    """As the run would give it to the function, with its metadata and messages."""
+    ids = np.array(row["token_ids"], dtype=np.int64)
+    return Prompt(**{**row, "token_ids": ids, "messages": tuple(row["messages"])})
+
+
 def _attempt(task: Mapping[str, Any]) -> dict[str, str]:
     try:
         converse = load_converse(task["name"], task["options"])
         try:
-            played = rehearse(converse.function, task["prompt"], [task["line"]], task["answer"], **task["options"])
+            played = rehearse(converse.function, _prompt(task["row"]), [task["line"]], **task["options"])
         except OutOfBudget:
             return {"text": "no outcome"}
         except (Exception, SystemExit) as error:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,9 @@ def hangs(prompt, generate):
 def goes_on(prompt, generate):
     generate()
     while True: generate("more")
+def looks_up(prompt, generate):
+    generate()
+    return prompt.metadata["level"] + len(prompt.messages[0]["content"]) + len(prompt.token_ids)
 """
 
 
@@ -227,6 +231,12 @@ def test_a_function_is_tried_in_a_process_of_its_own(
     except MegarlError as error:
         result = str(error)
     assert re.search(told, result), result
+
+
+def test_a_function_is_tried_with_the_whole_row(own_module: str) -> None:
+    row = replace(prompt("7"), metadata={"level": 40}, messages=({"role": "user", "content": "?"},))
+    expected = 40 + 1 + len(row.token_ids)
+    assert f": {expected} when the policy" in try_converse(f"{own_module}:looks_up", {}, row, 10.0)
 
 
 def test_checking_a_function_needs_no_torch() -> None:

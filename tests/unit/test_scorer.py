@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +31,7 @@ from megarl.rewards.outcome import Failure, from_reply
 from megarl.rewards.reward import Reward, RewardFunction
 from megarl.rewards.scorer import Scorer
 from megarl.rewards.trial import try_reward
+from megarl.rewards.worker_calls import WorkerCalls
 
 MODULE = """
 from pathlib import Path
@@ -278,3 +283,39 @@ def test_the_reward_model_may_be_named_twice() -> None:
         waiter.join(60)
         assert not waiter.is_alive()
     assert [sample.reward for sample in group.samples] == [11.0, 33.0]
+
+
+def test_a_machine_that_starts_no_more_processes_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second failure is tried again in a new worker; in its place another one would be started."""
+    start, num_started = subprocess.Popen, itertools.count(1)
+
+    def refuse_the_third(*arguments: Any, **options: Any) -> Any:
+        if next(num_started) > 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse_the_third)
+    calls = WorkerCalls(RewardSettings(name="own_rewards:fragile"), ScoringSettings(num_workers=1))
+    with closing(calls):
+        group = group_of("", "")
+        first, second = (calls.submit(group.prompt, sample) for sample in group.samples)
+        assert isinstance(first.result(60), Failure)
+        with pytest.raises(DataError, match=r"MRL-2111 .*Resource temporarily unavailable"):
+            second.result(60)
+
+
+def test_a_driver_that_dies_while_workers_start_leaves_no_directories(tmp_path: Path) -> None:
+    code = (
+        "import os\nfrom megarl.rewards.pool import WorkerPool\nfrom megarl.rewards.worker_process import WorkerSpec\n"
+        "pool = WorkerPool(WorkerSpec('own_rewards:fragile'), 1)\n"
+        # both are started, and have not come far
+        "while len(pool.pids) < 2: pass\nos._exit(0)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": path}
+    (tmp_path / "own_rewards.py").unlink()
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    deadline = time.monotonic() + 30
+    while os.listdir(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert os.listdir(tmp_path) == []
