@@ -68,8 +68,10 @@ class WorkerProcess:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._scratch = tempfile.mkdtemp(prefix="megarl-reward-")
-        theirs, self._requests = os.pipe()
-        self._replies, their_replies = os.pipe()
+        theirs, requests = os.pipe()
+        replies, their_replies = os.pipe()
+        # files, not numbers: whoever closes one a second time closes nothing of somebody else's
+        self._replies, self._requests = os.fdopen(replies, "rb", 0), os.fdopen(requests, "wb", 0)
         terms = Terms(
             os.getpid(), theirs, their_replies, spec.memory_bytes, str(spec.log.absolute() if spec.log else "")
         )
@@ -121,8 +123,9 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        replies, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(self._replies, "rb", 0))
-        requests, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(self._requests, "wb", 0))
+        replies, _ = await loop.connect_read_pipe(lambda: protocol, self._replies)
+        self._pipes = (replies,)  # at once: this may be cancelled while it waits for the other
+        requests, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._requests)
         self._pipes, self._writer = (replies, requests), requests
         spec = self._spec
         path = [os.path.abspath(place) for place in sys.path]
@@ -168,9 +171,8 @@ class WorkerProcess:
     async def end(self) -> None:
         """End the process and everything that it started, and remove its directory."""
         self._give_up(Failure("was stopped", "its worker was stopped", "MRL-2110"))
-        if not self._pipes:
-            os.close(self._requests)
-            os.close(self._replies)
+        for file in (self._replies, self._requests)[len(self._pipes) :]:  # what no pipe has taken over
+            file.close()
         await self._wait()
         for pipe in self._pipes:
             pipe.close()
