@@ -176,7 +176,8 @@ class WorkerProcess:
             async with asyncio.timeout(spec.start_timeout_seconds):
                 reply = json.loads(await _read_frame(reader))
         except TimeoutError:
-            text = f"it was not ready after {spec.start_timeout_seconds:g} seconds: importing it takes too long"
+            limit = f"{spec.start_timeout_seconds:g} seconds (scoring.start_timeout_seconds)"
+            text = f"it was not ready after {limit}: importing it takes too long"
             raise WorkerLost(Failure("could not start", text, "MRL-2111")) from None
         except (OSError, ValueError, asyncio.IncompleteReadError):
             raise WorkerLost(Failure("could not start", await self._last_words(), "MRL-2111")) from None

@@ -16,10 +16,11 @@ from megarl.rollout.converse import is_async
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What the function returned, and what it said to the policy."""
+    """What the function returned, what it said to the policy, and how often it let the policy speak."""
 
     result: Any
     replies: list[Reply]
+    num_turns: int
 
 
 def rehearse(
@@ -33,13 +34,16 @@ def rehearse(
     turns = [*(PolicyTurn(line, len(line), "stop", 1000) for line in lines), PolicyTurn("", 0, "length", 0)]
     script = iter(turns)
     replies: list[Reply] = []
+    num_turns = 0
 
     def generate(reply: Reply | None = None, **_: Any) -> PolicyTurn:
+        nonlocal num_turns
         if reply is not None:
             replies.append(reply)
         turn = next(script, None)
         if turn is None:
             raise OutOfBudget("there are no more lines; end the conversation when a turn's finish is 'length'")
+        num_turns += 1
         return turn
 
     async def generate_async(reply: Reply | None = None, **_: Any) -> PolicyTurn:
@@ -49,5 +53,7 @@ def rehearse(
     if isinstance(asked, str):
         asked = Prompt("rehearsal", asked, np.zeros(0, dtype=np.int64), answer)
     if is_async(function):
-        return Rehearsal(asyncio.run(function(asked, generate_async, **options)), replies)
-    return Rehearsal(function(asked, generate, **options), replies)
+        result = asyncio.run(function(asked, generate_async, **options))
+    else:
+        result = function(asked, generate, **options)
+    return Rehearsal(result, replies, num_turns)

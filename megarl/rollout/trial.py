@@ -36,7 +36,8 @@ def try_converse(name: str, options: Mapping[str, Any], prompt: Prompt, timeout_
     line = prompt.answer or prompt.demonstration or ""
     row = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
     row |= {"token_ids": prompt.token_ids.tolist(), "metadata": dict(prompt.metadata)}
-    task = {"name": name, "options": dict(options), "row": row, "line": line}
+    limits = {"timeout_seconds": timeout_seconds}
+    task = {"name": name, "options": dict(options), "row": row, "line": line, **limits}
     with tempfile.TemporaryDirectory(prefix="megarl-") as directory:
         report = Path(directory) / "report.json"
         command = [sys.executable, "-m", "megarl.rollout.trial", str(report)]
@@ -47,10 +48,16 @@ def try_converse(name: str, options: Mapping[str, Any], prompt: Prompt, timeout_
             process.communicate(json.dumps(task, default=str).encode(), timeout_seconds + _SECONDS_TO_START)
         except subprocess.TimeoutExpired:
             raise DataError(
-                "MRL-2151", f'converse "{name}" did not end within {timeout_seconds:g} s when it was tried.'
+                "MRL-2151", f'converse "{name}" was not imported within {_SECONDS_TO_START:g} s when it was tried.'
             ) from None
         finally:
             _end(process)
+        if process.returncode == -signal.SIGALRM:
+            raise DataError(
+                "MRL-2151",
+                f'converse "{name}" did not end within {timeout_seconds:g} s (rollout.converse.tool_timeout_seconds) '
+                "when it was tried.",
+            )
         if not report.is_file():
             raise DataError("MRL-2150", f'converse "{name}" ended its process when it was tried.')
         told = json.loads(report.read_text(encoding="utf-8"))
@@ -76,6 +83,7 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
 def _attempt(task: Mapping[str, Any]) -> dict[str, str]:
     try:
         converse = load_converse(task["name"], task["options"])
+        signal.setitimer(signal.ITIMER_REAL, task["timeout_seconds"])  # ends this process; the import is not counted
         try:
             played = rehearse(converse.function, _prompt(task["row"]), [task["line"]], **task["options"])
         except OutOfBudget:
@@ -83,6 +91,9 @@ def _attempt(task: Mapping[str, Any]) -> dict[str, str]:
         except (Exception, SystemExit) as error:
             return {"code": "MRL-2150", "text": converse.failure(error).removeprefix("MRL-2150 ")}
         outcome = outcome_of(task["name"], played.result)
+        if played.num_turns == 0:
+            told = f'converse "{task["name"]}" returned without a turn of the policy; call generate(), and await it'
+            return {"code": "MRL-2153", "text": f"{told} in an async def."}
     except MegarlError as error:
         return {"code": error.code, "text": str(error).removeprefix(f"{error.code} ")}
     return {"text": "no outcome" if outcome is None else f"{outcome.value:g}"}

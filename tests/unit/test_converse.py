@@ -179,6 +179,10 @@ def wrong(prompt): ...
 def judges(prompt, generate): return float(generate().text == prompt.answer)
 def fails(prompt, generate): return 1 / 0
 def exits(prompt, generate): __import__("os")._exit(0)
+def silent(prompt, generate): return 1.0
+async def forgets(prompt, generate):
+    generate()
+    return 1.0
 def hangs(prompt, generate):
     while True: pass
 def goes_on(prompt, generate):
@@ -219,15 +223,13 @@ def test_a_function_is_checked_before_it_is_called(own_module: str) -> None:
         ("fails", r"MRL-2150 .*ZeroDivisionError.*own_tool.py:6.*\n.*tried before the start"),
         ("hangs", "MRL-2151 .*did not end within 0.2 s"),
         ("exits", "MRL-2150 .*ended its process"),
+        ("silent", "MRL-2153 .*without a turn of the policy"),
+        ("forgets", "MRL-2153 .*without a turn of the policy"),
     ],
 )
-def test_a_function_is_tried_in_a_process_of_its_own(
-    own_module: str, function: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if function == "hangs":
-        monkeypatch.setattr("megarl.rollout.trial._SECONDS_TO_START", 1.0)
+def test_a_function_is_tried_in_a_process_of_its_own(own_module: str, function: str, told: str) -> None:
     try:
-        result = try_converse(f"{own_module}:{function}", {}, prompt("7"), 0.2)
+        result = try_converse(f"{own_module}:{function}", {}, prompt("7"), 0.2 if function == "hangs" else 5.0)
     except MegarlError as error:
         result = str(error)
     assert re.search(told, result), result
