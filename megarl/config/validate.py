@@ -120,7 +120,7 @@ class _Finding:
         _, path = descend(self._root, self._path)
         path = path or self._path
         # what is wrong with an item of a list is told by the rule of the list
-        while path[-1].isdecimal() and len(path) > 1:
+        while path[-1].isdecimal() and catalogue.find(path[:-1], self._algorithm):
             path = path[:-1]
         found = catalogue.find(self._path, self._algorithm) or catalogue.find(path, self._algorithm)
         rule = found.rule if found else _RULES.get(path[-1], "a mapping")

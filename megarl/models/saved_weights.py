@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 
 from megarl.config.model_shape import ModelShape
-from megarl.models.cuts import Parameter, Part, Shape
+from megarl.models.cuts import Part, Shape
 from megarl.models.hf_weights import WeightSource
 from megarl.models.parameter_table import whole_table
-
-# the name of a tensor in the checkpoint -> all of it
-Read = Callable[[str], torch.Tensor]
-
-
-def saved_tensors(read: Read, parameter: Parameter) -> list[torch.Tensor]:
-    """The Hugging Face tensors of one of the policy's parameters, from a checkpoint."""
-    boxes = [read(f"actor/weight/{box.name}") for box in parameter.boxes()]
-    return parameter.cut.whole([torch.cat(boxes)])
+from megarl.models.saved_tensors import Read, saved_tensors
 
 
 def saved_weights(read: Read, shape: ModelShape) -> WeightSource:

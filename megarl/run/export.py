@@ -119,7 +119,7 @@ def _write_shard(path: Path, shard: _Shard, checkpoint: Checkpoint, dtype: torch
         for name, shape in zip(parameter.hf_names, parameter.hf_shapes, strict=True):
             start, end = end, end + prod(shape) * dtype.itemsize
             header[name] = {"dtype": _TYPE_NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
-    from megarl.models.saved_weights import saved_tensors  # see `_table`
+    from megarl.models.saved_tensors import saved_tensors  # see `_table`
 
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

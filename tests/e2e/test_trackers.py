@@ -94,7 +94,7 @@ CANARIES = {name: f"canary{number:02d}{'f' * 32}" for number, name in enumerate(
 REWARD = """
 import os
 def score(prompt, sample, after, api_key):
-    assert api_key == "env:JUDGE_KEY" and os.environ["JUDGE_KEY"]
+    assert api_key == "env:JUDGE_KEY" and "JUDGE_KEY" not in os.environ  # workers have no secrets
     return 0.5
 """
 
