@@ -217,10 +217,9 @@ def _load(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -82,7 +82,8 @@ class Marking:
         if num_kept == 0:
             meter.sum("experience_pipeline/experience_count", 0)
             logger.warning(
-                "MRL-2412 step %d: none of the %d groups that were drawn is left, and nothing is learned.",
+                "MRL-2412 step %d: none of the %d groups that were drawn is left, and nothing is learned. "
+                "Which filters or rewards dropped them: experience_pipeline/* of the step.",
                 step, num_drawn,
             )  # fmt: skip
         elif num_kept < wanted:

@@ -176,6 +176,7 @@ def test_what_is_missing_is_said_with_what_is_there(
 
 def test_no_samples_are_not_a_number_to_show(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["samples", str(run), "--num", "0"]) == 64
+    assert "'0' is not a whole number above 0" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_early_and_a_terminal_without_unicode(run: Path) -> None:
