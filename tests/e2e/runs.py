@@ -62,8 +62,9 @@ def command(config: Path, directory: Path, *overrides: str) -> list[str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without anything that a launcher may have put into it."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    """This process's environment without anything that a launcher, or another test, may have put into it."""
+    foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+    kept = {key: value for key, value in os.environ.items() if key not in foreign}
     return kept | {"PYTHONPATH": str(ROOT)} | extra
 
 

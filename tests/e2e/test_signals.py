@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 STUCK = """
 import threading
 
-def stuck(prompt, sample):
+def stuck(group):
     print("stuck", flush=True)
     threading.Event().wait()
 """
@@ -51,10 +51,10 @@ def test_a_request_to_stop_loses_nothing(sent: signal.Signals, to: str, tmp_path
 
 
 def test_the_second_request_leaves_at_once_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
-    (tmp_path / "my_rewards.py").write_text(STUCK)
+    (tmp_path / "my_filters.py").write_text(STUCK)
     settings = (*SHORT, "eval.every=0", "eval.before_training=false", "eval.at_end=false", "run.num_steps=1")
     saving = ("checkpoint.every=1", "checkpoint.asynchronous=false")
-    stuck = "reward=my_rewards:stuck"
+    stuck = "rollout.filters=[my_filters:stuck]"
     with running(tmp_path, "stuck", *settings, *saving, stuck) as process:
         while process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -66,7 +66,7 @@ def test_the_second_request_leaves_at_once_and_the_last_checkpoint_stays(tmp_pat
     resumed = train(QUICKSTART, tmp_path, *settings, *saving)
     assert resumed.code == 0, resumed.stderr
     assert "Resuming at step 4 of 4" in resumed.stdout
-    assert "reward.name: was" in resumed.stdout
+    assert "rollout.filters: was" in resumed.stdout
     finished = train(QUICKSTART, tmp_path, *settings, *saving)
     assert finished.code == 0
     assert "all 4 steps are done" in finished.stdout

@@ -6,6 +6,7 @@ They run in a process of their own, under an audit hook that sees everything tha
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,7 +97,13 @@ AUDIT = Path(__file__).with_name("math_audit.py")
 
 def test_hostile_answers_have_no_effect(tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, AUDIT], input=json.dumps(HOSTILE), capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, AUDIT],
+        input=json.dumps(HOSTILE),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(AUDIT.parents[2])},
+        timeout=60,
     )
     assert process.returncode == 0, process.stderr[-2000:]
     result = json.loads(process.stdout)
