@@ -41,9 +41,9 @@ class Command:
 def commands() -> Iterator[Command]:
     """All lines of bash blocks, and the lines after ``$`` of console blocks with the output below them."""
     for page in PAGES:
-        for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        for language, block in FENCE.findall(page.read_text(encoding="utf-8").replace("\\\n", "")):
             if language == "bash":
-                for line in block.replace("\\\n", "").splitlines():
+                for line in block.splitlines():
                     yield from (Command(page, words, None) for words in _simple_commands(line))
             elif language == "console":
                 for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
