@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import shutil
 import socket
@@ -24,7 +25,9 @@ from megarl.rewards.guard import BROKEN, STOPPED
 from megarl.rewards.relay_link import SECONDS_TO_MEET, framed, may_listen, meet_driver, read_frame, tune
 from megarl.rewards.start_worker import Started, start_worker
 
-_MAX_CONNECTIONS = 1024
+_MAX_WORKERS = 1024
+# a connection, two pipes, and room for starting a worker
+_DESCRIPTORS_EACH = 4
 _MIN_TOKEN_BYTES = 16
 _CHUNK_BYTES = 1 << 16
 _SECONDS_TO_SETTLE = 0.5
@@ -54,7 +57,7 @@ def main() -> None:
 
 def _listen(listener: socket.socket, token: str) -> None:
     path = [os.path.abspath(place) for place in sys.path]
-    seats = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+    seats = threading.BoundedSemaphore(_num_seats())
     poller = select.poll()
     poller.register(listener, select.POLLIN)
     poller.register(sys.stdin, select.POLLIN)
@@ -68,6 +71,15 @@ def _listen(listener: socket.socket, token: str) -> None:
                 threading.Thread(target=_attend, args=(connection, token, path, seats), daemon=True).start()
             else:
                 connection.close()
+
+
+def _num_seats() -> int:
+    """How many workers there may be at once: as many as this process may hold the connections of."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_WORKERS * _DESCRIPTORS_EACH
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, allowed // _DESCRIPTORS_EACH - 8)
 
 
 def _say(text: str) -> None:

@@ -66,7 +66,7 @@ def _connect(relay: Relay, token: str) -> socket.socket:
     try:
         is_ours = meet_relay(connection, token)
     except ConnectionError:
-        raise ConnectionRefusedError("it does not take this run's token") from None
+        raise ConnectionRefusedError("it turns this run away: it has another token, or no room") from None
     if not is_ours:
         raise ConnectionRefusedError("it does not know this run's token")
     connection.settimeout(None)

@@ -173,7 +173,7 @@ def test_a_wrong_token_is_refused_on_both_sides(relay: tuple[Relays, psutil.Proc
     wrong = Relays(relay[0].places, os.urandom(32).hex())
     with (
         closing(WorkerPool(WorkerSpec(ATTACK, relays=wrong), 1)) as pool,
-        pytest.raises(EngineError, match="does not take this run's token"),
+        pytest.raises(EngineError, match="it turns this run away"),
     ):
         outcome(pool.submit(parcel("fine")))
     with socket.create_server((LOOPBACK, 0)) as impostor:
