@@ -31,6 +31,17 @@ class LaunchSettings(Section):
         le=1000,
         elsewhere="max_restart_times max_failures",
     )
+    reward_nodes: int = setting(
+        0,
+        "How many nodes without ranks `megarl launch ray` takes for the worker processes of rewards; 0: they run on "
+        "rank 0's node.",
+        ge=0,
+        le=1000,
+        elsewhere="reward_num_nodes num_reward_nodes",
+    )
+    reward_cpus: int = setting(
+        1, "How many cores to reserve on each of launch.reward_nodes; one worker for each.", ge=1, le=1000
+    )
     allow_open_cluster: bool = setting(
         False,
         "Let `megarl launch ray` use a Ray cluster that other machines reach and that asks for no token: whoever "

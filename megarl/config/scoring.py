@@ -12,7 +12,8 @@ class ScoringSettings(Section):
 
     num_workers: int | None = setting(
         None,
-        "Worker processes of each reward that runs in workers; null: one per core, at most 16.",
+        "Worker processes of each reward that runs in workers; null: one per core, at most 16, or one for each "
+        "core of launch.reward_nodes.",
         ge=1,
         le=1024,
         elsewhere="reward_num_workers num_reward_workers",

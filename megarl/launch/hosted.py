@@ -1,7 +1,8 @@
-"""A rank's process in the hands of a Ray actor: start it, hand its output on, pass signals to it. Imports no Ray."""
+"""A rank's process, or a relay, in the hands of a Ray actor: start it, hand its output on. Imports no Ray."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -44,9 +45,7 @@ class HostedRank:
 
     def start(self, words: Sequence[str], variables: dict[str, str], directory: str | None) -> None:
         """``python -m megarl WORDS``, here or in ``directory``, as the rank that ``variables`` say."""
-        # the rank is on its own: it has no use for Ray, and must not hold the key to the cluster
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        environment = {**inherited, **variables, LAUNCHER_PID: str(os.getpid())}
+        environment = {**_without_ray(), **variables, LAUNCHER_PID: str(os.getpid())}
         command = [sys.executable, "-m", "megarl", *words]
         threading.Thread(target=self._keep, args=(command, environment, directory), daemon=True).start()
 
@@ -95,3 +94,44 @@ class HostedRank:
                 self._changed.wait_for(lambda: len(self._output) < _MAX_WAITING)
                 self._output += data
                 self._changed.notify_all()
+
+
+class HostedRelay:
+    """A relay for reward workers as a child process. It ends when this process does."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, host: str, token: str, directory: str | None) -> tuple[int, str]:
+        """The port on which it listens at ``host``; or 0, and why it does not. It runs here, or in ``directory``."""
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", "megarl.rewards.relay", host],
+            env=_without_ray(),
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{token}\n")
+            process.stdin.flush()  # and it stays open
+        said = process.stdout.readline().strip()
+        return (int(said), "") if said.isdecimal() else (0, said or "It said nothing; see Ray's logs of that node.")
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, once it is started."""
+        return self._process.pid if self._process else None
+
+    def close(self) -> None:
+        """End it and its workers."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def _without_ray() -> dict[str, str]:
+    """Ranks and relays have no use for Ray, and must not hold the key to the cluster."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

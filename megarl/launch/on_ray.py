@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, EngineError, MegarlError, Preempted
-from megarl.launch.hosted import HostedRank, Place
+from megarl.launch.hosted import HostedRank, HostedRelay, Place
 from megarl.launch.network import LOOPBACK
 from megarl.launch.ray_plan import (
     ClusterNode,
@@ -35,9 +36,11 @@ from megarl.launch.ray_plan import (
     lack,
     plan_placement,
     require_closed,
+    require_private,
     visible_devices,
 )
 from megarl.launch.rendezvous import RankRecord, hand_over
+from megarl.rewards.relay_link import Relay, Relays
 from megarl.run.directory import claim
 from megarl.run.stop import SIGNALS, StopRequest
 
@@ -147,8 +150,9 @@ def _nodes() -> list[ClusterNode]:
 def _placed(config: RunConfig, asked_nodes: int | None, stop: _Stop) -> Iterator[_Group]:
     """One actor per device, on nodes that are all there. None of them is left afterwards, nor what they started."""
     placement = plan_placement(config, _nodes(), asked_nodes)
-    bundles = placement_group([placement.bundle] * placement.num_nodes, strategy="STRICT_SPREAD")
+    bundles = placement_group(placement.bundles, strategy="STRICT_SPREAD")
     hosts: list[Any] = []
+    relays: list[Any] = []
     try:
         _await_bundles(bundles, placement, config.launch.join_timeout_seconds, stop)
         kind = ray.remote(_Host)
@@ -160,10 +164,14 @@ def _placed(config: RunConfig, asked_nodes: int | None, stop: _Stop) -> Iterator
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, rank // placement.per_node),
             }
             hosts.append(kind.options(**options).remote())
-        yield _Group(config, placement, hosts)
+        for number in range(placement.num_nodes, len(placement.bundles)):
+            strategy = PlacementGroupSchedulingStrategy(bundles, number)
+            own = ray.remote(_RelayHost).options(num_cpus=placement.reward_cpus, scheduling_strategy=strategy)
+            relays.append(own.remote())
+        yield _Group(config, placement, hosts, relays)
     finally:
-        for host in hosts:
-            ray.kill(host)
+        for actor in (*hosts, *relays):
+            ray.kill(actor)
         remove_placement_group(bundles)
 
 
@@ -185,6 +193,14 @@ class _Host(HostedRank):
         return str(ray.util.get_node_ip_address())
 
 
+class _RelayHost(HostedRelay):
+    """What an actor on a node for reward workers is."""
+
+    def address(self) -> str:
+        """This node's address, as the cluster knows it."""
+        return str(ray.util.get_node_ip_address())
+
+
 @dataclass
 class _Group:
     """All ranks of one start. How each ended: exit code, minus a signal, or None if it was lost with its actor."""
@@ -192,6 +208,8 @@ class _Group:
     config: RunConfig
     placement: Placement
     hosts: list[Any]
+    # actors on nodes for reward workers
+    relays: list[Any] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     # what each rank wrote last
     tails: dict[int, bytes] = field(default_factory=dict)
@@ -224,8 +242,25 @@ class _Group:
                 address, places[0].port, local if shown else 0, meeting, attempt,
             )  # fmt: skip
             variables = hand_over(record) | ({"CUDA_VISIBLE_DEVICES": shown} if shown else {})
+            if rank == 0 and self.relays:  # the driver, which is the only one that scores
+                variables |= self._start_relays(directory, patience).variables()
             started.append(host.start.remote(list(words), variables, directory))
         ray.get(started, timeout=patience)
+
+    def _start_relays(self, directory: str | None, patience: float) -> Relays:
+        """A relay for reward workers on each of their nodes, with a token of this start."""
+        addresses: list[str] = ray.get([relay.address.remote() for relay in self.relays], timeout=patience)
+        require_private(addresses)
+        token, num_cpus = secrets.token_hex(32), self.placement.reward_cpus
+        started = [
+            relay.start.remote(address, token, directory) for relay, address in zip(self.relays, addresses, strict=True)
+        ]
+        places = []
+        for address, (port, why) in zip(addresses, ray.get(started, timeout=patience), strict=True):
+            if not port:
+                raise EngineError("MRL-5324", f"the relay for reward workers does not start at {address}.\n{why}")
+            places.append(Relay(address, port, num_cpus))
+        return Relays(tuple(places), token)
 
     def _follow(self, stop: _Stop) -> dict[int, int | None]:
         """Until all ranks have ended. Rank 0's console is this process's."""

@@ -14,6 +14,7 @@ from typing import Literal
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError, DataError, EngineError, MissingInputError, RunDirInUseError, StorageError
+from megarl.rewards.relay_link import may_listen
 
 # Another start would meet the same mistake, or do harm.
 _FINAL_CODES = {kind.exit_code for kind in (ConfigError, DataError, MissingInputError, RunDirInUseError, StorageError)}
@@ -36,6 +37,10 @@ class ClusterNode:
         has = {"CPU": self.num_cpus, "GPU": self.num_gpus}
         return all(has[device] >= number for device, number in placement.bundle.items())
 
+    def holds_rewards(self, placement: Placement) -> bool:
+        """Whether it could be one of the nodes for reward workers, if nobody else were there."""
+        return self.num_cpus >= placement.reward_cpus
+
     def count(self, device: Literal["CPU", "GPU"]) -> int:
         """How many of these devices it has."""
         return self.num_cpus if device == "CPU" else self.num_gpus
@@ -46,12 +51,28 @@ class Placement:
     """``per_node`` ranks on each of ``num_nodes`` nodes, one device each: rank r is on node ``r // per_node``.
 
     ``num_spare`` further GPUs of every node are for the generation servers that its first rank starts.
+    ``num_reward_nodes`` further nodes, without ranks, give ``reward_cpus`` cores each to reward workers.
     """
 
     num_nodes: int
     per_node: int
     device: Literal["CPU", "GPU"]
     num_spare: int = 0
+    num_reward_nodes: int = 0
+    reward_cpus: int = 1
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """One for each node: first those with ranks, then those for rewards."""
+        return [self.bundle] * self.num_nodes + [{"CPU": float(self.reward_cpus)}] * self.num_reward_nodes
+
+    def fits(self, nodes: Sequence[ClusterNode]) -> bool:
+        """Whether the nodes hold it, each bundle on a node of its own."""
+        for_ranks = [node.holds(self) for node in nodes]
+        for_rewards = [node.holds_rewards(self) for node in nodes] if self.num_reward_nodes else []
+        either = [*map(max, for_ranks, for_rewards)] if for_rewards else for_ranks
+        is_enough = sum(for_ranks) >= self.num_nodes and sum(for_rewards) >= self.num_reward_nodes
+        return is_enough and sum(either) >= self.num_nodes + self.num_reward_nodes
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -68,7 +89,10 @@ class Placement:
     def __str__(self) -> str:
         nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
         number = self.per_node + self.num_spare
-        return f"{nodes} with {number} {self.device}{'s' if number > 1 else ''}"
+        text = f"{nodes} with {number} {self.device}{'s' if number > 1 else ''} each"
+        if self.num_reward_nodes:
+            text += f" and {self.num_reward_nodes} more with {self.reward_cpus} free CPUs each for rewards"
+        return text
 
 
 def plan_placement(config: RunConfig, nodes: Sequence[ClusterNode], asked_nodes: int | None) -> Placement:
@@ -92,18 +116,19 @@ def plan_placement(config: RunConfig, nodes: Sequence[ClusterNode], asked_nodes:
             )
         return asked[0]
     for one in possible:
-        if sum(node.holds(one) for node in nodes) >= one.num_nodes:
+        if one.fits(nodes):
             return one
     return next((one for one in possible if any(node.holds(one) for node in nodes)), possible[-1])
 
 
 def _placement(config: RunConfig, num_nodes: int, *, on_gpus: bool) -> Placement:
     per_node, own = config.run.num_ranks // num_nodes, config.generation
+    rewards = {"num_reward_nodes": config.launch.reward_nodes, "reward_cpus": config.launch.reward_cpus}
     if not on_gpus:
-        return Placement(num_nodes, per_node, "CPU")
+        return Placement(num_nodes, per_node, "CPU", **rewards)
     starts_servers = config.uses_servers and not own.urls and not own.colocated
     num_servers = -(-(own.num_servers or num_nodes) // num_nodes) if starts_servers else 0
-    return Placement(num_nodes, per_node, "GPU", num_servers * own.tp_size)
+    return Placement(num_nodes, per_node, "GPU", num_servers * own.tp_size, **rewards)
 
 
 def visible_devices(of_actors: Sequence[str]) -> str | None:
@@ -120,11 +145,16 @@ def visible_devices(of_actors: Sequence[str]) -> str | None:
 
 def lack(placement: Placement, nodes: Sequence[ClusterNode], num_free: float, seconds: float) -> EngineError:
     """The cluster did not give what the run needs."""
-    each = ", ".join(f"{node.address} with {node.count(placement.device)}" for node in nodes[:8])
+    # where ranks take GPUs, rewards still take cores
+    is_mixed = placement.device == "GPU" and placement.num_reward_nodes > 0
+    each = ", ".join(
+        f"{node.address} with {node.count(placement.device)}{f' and {node.num_cpus} CPUs' if is_mixed else ''}"
+        for node in nodes[:8]
+    )
     more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
     return EngineError(
         "MRL-5321",
-        f"the run needs {placement} each, and the cluster did not give them within {seconds:.0f} s.\n"
+        f"the run needs {placement}, and the cluster did not give them within {seconds:.0f} s.\n"
         f"The cluster has {placement.device}s on {len(nodes)} nodes: {each}{more}; {num_free:g} are free.\n"
         "Add nodes, end other jobs, lower run.num_ranks, or wait longer: launch.join_timeout_seconds.",
     )
@@ -139,6 +169,17 @@ def require_closed(addresses: Iterable[str], *, asks_for_token: bool, is_allowed
             f"this Ray cluster answers without a token at {', '.join(reachable[:4])}: anybody who reaches it can run "
             "programs on it.\nStart it with RAY_AUTH_MODE=token (docs/ray.md), "
             "or set launch.allow_open_cluster=true if its network is closed.",
+        )
+
+
+def require_private(addresses: Iterable[str]) -> None:
+    """What travels to reward workers on other nodes is not encrypted."""
+    public = [address for address in addresses if not may_listen(address)]
+    if public:
+        raise ConfigError(
+            "MRL-1676",
+            f"launch.reward_nodes would send samples over a public network, unencrypted: {', '.join(public[:4])}.\n"
+            "Start Ray with --node-ip-address of a private network, or set launch.reward_nodes=0.",
         )
 
 

@@ -57,8 +57,7 @@ class Terms:
 
 def guard(terms: Terms, work: Callable[[Isolation], None]) -> NoReturn:
     """Run ``work`` in a worker process, and watch over it until it ends. Only of a process without threads."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != terms.driver:  # it was killed before we asked to be told
+    if not end_with_parent(terms.driver, signal.SIGTERM):
         _remove_own_directory()
         os._exit(STOPPED)
     isolation = _isolate()
@@ -79,6 +78,12 @@ def guard(terms: Terms, work: Callable[[Isolation], None]) -> NoReturn:
     for descriptor in (printed, terms.requests, terms.replies):
         os.close(descriptor)
     os._exit(_Watch(first, isolation, output, terms.log).until_the_end())
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> bool:
+    """Have this process sent a signal when its parent's thread ends. False: it was gone before we could ask."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
 
 
 def _work_to_the_end(work: Callable[[Isolation], None], isolation: Isolation) -> NoReturn:

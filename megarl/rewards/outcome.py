@@ -33,6 +33,10 @@ class Failure:
         return cls(TOOK_TOO_LONG, f"more than {timeout_seconds:g} seconds (scoring.timeout_seconds)", "MRL-2112")
 
 
+# Nobody's fault: such a sample is scored elsewhere.
+RELAY_IS_LOST = Failure("lost its worker", "the relay of its worker, or its machine, is gone", "MRL-5324")
+
+
 def from_error(error: MegarlError) -> Failure:
     """What `rewards.score` raised."""
     return Failure(_KINDS.get(error.code, "failed"), str(error).removeprefix(f"{error.code} "), error.code)

@@ -3,7 +3,7 @@
 Each *seat* has one worker at a time and asks it for one sample after the other (an async function: for many at once).
 One more worker is kept warm, to take the place of one that is lost. A worker that has scored other samples may have
 been spoilt by them, so a failure counts only if the sample was alone in a worker without a past: whatever fails
-elsewhere is tried again there. What takes too long by itself is not tried again.
+elsewhere is tried again there. What takes too long by itself is not tried again; whoever lost his relay always is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import os
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from megarl.core.errors import ConfigError, DataError
+from megarl.core.errors import ConfigError, DataError, EngineError
 from megarl.core.loop_thread import LoopThread
-from megarl.rewards.outcome import TOOK_TOO_LONG, Failure
+from megarl.rewards.outcome import RELAY_IS_LOST, TOOK_TOO_LONG, Failure
 from megarl.rewards.reward import Reward
 from megarl.rewards.worker_process import WorkerLost, WorkerProcess, WorkerSpec
 
@@ -150,7 +150,9 @@ class WorkerPool:
                 self._break(ConfigError(failure.code, failure.text))
             elif self._num_failed_starts >= _MAX_FAILED_STARTS:
                 text = f'reward "{self._spec.name}" {failure.kind}: {failure.text}.'
-                self._break(DataError(failure.code, text))
+                # a machine that is gone is the launcher's to replace, and worth another start
+                is_gone = failure.code == RELAY_IS_LOST.code
+                self._break((EngineError if is_gone else DataError)(failure.code, text))
             return False
         self._num_failed_starts = 0
         if not self._is_announced:
@@ -204,6 +206,9 @@ class WorkerPool:
             outcome = await worker.call(job.parcel)
         except WorkerLost as lost:
             outcome = lost.failure
+        if outcome is RELAY_IS_LOST:
+            self._add(job)
+            return
         too_slow = isinstance(outcome, Failure) and outcome.kind == TOOK_TOO_LONG and worker.concurrency == 1
         if isinstance(outcome, Reward) or is_alone or too_slow:
             job.future.set_result(outcome)

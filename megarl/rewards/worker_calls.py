@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from megarl.core.sample import Prompt, Sample
 from megarl.rewards.outcome import Failure
 from megarl.rewards.parcel import wrap
 from megarl.rewards.pool import WorkerPool, default_num_workers
+from megarl.rewards.relay_link import read_relays
 from megarl.rewards.reward import Reward
 from megarl.rewards.worker_process import WorkerSpec
 
@@ -21,7 +23,8 @@ class WorkerCalls:
 
     def __init__(self, reward: RewardSettings, settings: ScoringSettings, logs: Path | None = None) -> None:
         spec = worker_spec(reward, settings, logs)
-        self._pool = WorkerPool(spec, settings.num_workers or default_num_workers())
+        num_cpus = spec.relays.num_cpus if spec.relays else default_num_workers()
+        self._pool = WorkerPool(spec, settings.num_workers or num_cpus)
 
     def submit(self, prompt: Prompt, sample: Sample) -> Future[Reward | Failure]:
         """Score copies of both in a worker."""
@@ -47,4 +50,5 @@ def worker_spec(reward: RewardSettings, settings: ScoringSettings, logs: Path | 
         settings.start_timeout_seconds,
         int(settings.memory_gb * 2**30),
         logs / f"reward_{reward.shown_label}.log" if logs else None,
+        read_relays(os.environ),
     )

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import megarl
-from megarl.rewards.guard import BROKEN, MAX_PROCESSES, STOPPED, TOO_MANY_PROCESSES, Terms
-from megarl.rewards.outcome import Failure, from_reply
+from megarl.rewards.guard import BROKEN, MAX_PROCESSES, STOPPED, TOO_MANY_PROCESSES
+from megarl.rewards.outcome import RELAY_IS_LOST, Failure, from_reply
+from megarl.rewards.relay_link import Relays
 from megarl.rewards.reward import Reward
 from megarl.rewards.serve import HEADER_BYTES, ID_BYTES
+from megarl.rewards.start_worker import start_worker
 
 _MAX_REPLY_BYTES = 1 << 16
 _SECONDS_TO_END = 5.0
 # how many samples an async function scores at a time
 ASYNC_CONCURRENCY = 64
-# What a worker may know of the driver's environment. Everything else, and so every secret, is withheld.
-_ALLOWED = (
-    "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE",
-)  # fmt: skip
-_FIXED = {
-    # one core per worker
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # sets of text come in the same order every time
-    "PYTHONHASHSEED": "0",
-}
+# What becomes of a process that stands for a worker elsewhere when the relay is lost; no worker's code is negative.
+_RELAY_LOST = -signal.SIGPIPE
+# relays take turns
+_turns = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +43,8 @@ class WorkerSpec:
     memory_bytes: int = 8 << 30
     # a file for what the function prints, up to a mebibyte; None: it goes nowhere
     log: Path | None = None
+    # on which machines; None: on this one
+    relays: Relays | None = None
 
 
 class WorkerLost(Exception):
@@ -67,27 +60,16 @@ class WorkerProcess:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._scratch = tempfile.mkdtemp(prefix="megarl-reward-")
-        theirs, requests = os.pipe()
-        replies, their_replies = os.pipe()
-        self._requests, self._replies = os.fdopen(requests, "wb", 0), os.fdopen(replies, "rb", 0)
-        terms = Terms(
-            os.getpid(), theirs, their_replies, spec.memory_bytes, str(spec.log.absolute() if spec.log else "")
-        )
+        log = str(spec.log.absolute() if spec.log else "")
         # The kernel ties the process to the thread that starts it: that of the event loop, which lives as long.
-        with open(os.path.join(self._scratch, ".stderr"), "wb") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "megarl.rewards.worker", json.dumps(asdict(terms))],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=(theirs, their_replies),
-                start_new_session=True,
-                env=environment(self._scratch),
-                cwd=self._scratch,
-            )
-        os.close(theirs)
-        os.close(their_replies)
+        if spec.relays is None:
+            self._started = start_worker("worker", spec.memory_bytes, log)
+        else:
+            variables = spec.relays.only(next(_turns)).variables()
+            self._started = start_worker("relayed", spec.memory_bytes, log, variables)
+        self._process = self._started.process
+        self._requests = os.fdopen(self._started.requests, "wb", 0)
+        self._replies = os.fdopen(self._started.replies, "rb", 0)
         self._waiting: dict[bytes, asyncio.Future[Reward | Failure]] = {}
         self._num_calls = 0
         self._reader: asyncio.Task[None] | None = None
@@ -101,7 +83,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the guard; the worker itself is below it."""
+        """Of the guard, the worker itself is below it; or of the process that stands for them."""
         return self._process.pid
 
     @property
@@ -154,7 +136,7 @@ class WorkerProcess:
             pipe.close()
         if self._reader is not None:
             self._reader.cancel()
-        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self._started.scratch, ignore_errors=True)
 
     def kill(self) -> None:
         """Begin to end it, without waiting."""
@@ -180,7 +162,7 @@ class WorkerProcess:
             text = f"it was not ready after {limit}: importing it takes too long"
             raise WorkerLost(Failure("could not start", text, "MRL-2111")) from None
         except (OSError, ValueError, asyncio.IncompleteReadError):
-            raise WorkerLost(Failure("could not start", await self._last_words(), "MRL-2111")) from None
+            raise WorkerLost(self._ending("could not start", await self._last_words(), "MRL-2111")) from None
         if not isinstance(reply, dict) or "isolation" not in reply:
             told = from_reply(reply)
             text, code = (told.text, told.code) if isinstance(told, Failure) else ("it replied too early", "MRL-2110")
@@ -213,7 +195,7 @@ class WorkerProcess:
                 future.set_result(Failure.of_time(self._spec.timeout_seconds) if is_late else from_reply(reply))
         except (OSError, ValueError, RecursionError, asyncio.IncompleteReadError) as error:
             if isinstance(error, asyncio.IncompleteReadError):
-                failure = Failure("ended its worker", await self._how_it_ended(), "MRL-2113")
+                failure = self._ending("ended its worker", await self._how_it_ended(), "MRL-2113")
             else:
                 failure = Failure("broke the connection", "its worker sent something that is no reply", "MRL-2110")
             self._give_up(failure)
@@ -251,19 +233,12 @@ class WorkerProcess:
 
     async def _last_words(self) -> str:
         ended = await self._how_it_ended()
-        with contextlib.suppress(OSError):
-            lines = Path(self._scratch, ".stderr").read_text(encoding="utf-8", errors="replace").split("\n")
-            words = [line for line in lines if line.strip()]
-            return f"{ended} while it started{': ' + words[-1][:200] if words else ''}"
-        return ended
+        words = self._started.last_words()
+        return f"{ended} while it started{': ' + words if words else ''}"
 
-
-def environment(scratch: str) -> dict[str, str]:
-    """The environment of a worker: a short list of what is harmless, so that no secret is in it."""
-    known = {name: os.environ[name] for name in _ALLOWED if name in os.environ}
-    root = str(Path(megarl.__file__).parents[1])
-    known["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [known.get("PYTHONPATH")])])
-    return {**known, **_FIXED, "TMPDIR": scratch}
+    def _ending(self, kind: str, text: str, code: str) -> Failure:
+        """Why the process ended: what is said here, unless the way to its worker was lost."""
+        return RELAY_IS_LOST if self._process.poll() == _RELAY_LOST else Failure(kind, text, code)
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

@@ -154,6 +154,30 @@ def test_stopped_and_killed_and_still_the_same(cluster: RayCluster, expected: li
     assert_nothing_is_left(cluster)
 
 
+def test_rewards_on_a_node_without_ranks_are_the_same(cluster: RayCluster, project: Path, tmp_path: Path) -> None:
+    """A function of the user's, in the directory that is submitted. Then its relay is lost, and the ranks go on."""
+    (project / "own_rewards.py").write_text(
+        "def score(prompt, sample):\n"
+        "    return float(sample.response.strip() == prompt.answer) + len(sample.response) / 64\n"
+    )
+    own = ("run.num_ranks=1", "reward=own_rewards:score", "scoring.num_workers=1")
+    local = train(QUICKSTART, tmp_path / "local", *SETTINGS, *own, cwd=project)
+    assert local.code == 0, local.stderr
+    job = cluster.start(project, *submit("rewards", project, *own, "launch.reward_nodes=1"))
+    wait_for_step(2, project, job)
+    relays = [process for process in cluster.processes("-m") if "megarl.rewards.relay" in process.cmdline()]
+    assert len(relays) == 1
+    workers = [process for process in relays[0].children() if "megarl.rewards.worker" in process.cmdline()]
+    assert workers, "it is there that rewards are computed"
+    relays[0].kill()
+    output, _ = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, output
+    assert "MRL-5324" in output
+    assert "\nRestart 1 of 3: all ranks go on from the last checkpoint." in output
+    assert reproducible(outcome(project, 0, output)) == reproducible(local)
+    assert_nothing_is_left(cluster)
+
+
 def test_bad_data_is_told_in_the_last_lines_and_not_tried_again(cluster: RayCluster, project: Path) -> None:
     (project / "bad.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": \n')
     code, output = cluster.run(project, *submit("bad", project, "data.train=bad.jsonl"))

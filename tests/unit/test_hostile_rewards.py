@@ -21,7 +21,8 @@ from megarl.rewards import Reward
 from megarl.rewards.outcome import Failure
 from megarl.rewards.parcel import unwrap, wrap
 from megarl.rewards.pool import WorkerPool
-from megarl.rewards.worker_process import WorkerSpec, environment
+from megarl.rewards.start_worker import environment
+from megarl.rewards.worker_process import WorkerSpec
 from tests.unit.hostile_functions import ATTACKS
 
 TIMEOUT_SECONDS = 1.0
