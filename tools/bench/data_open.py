@@ -58,6 +58,7 @@ def measure(path: Path) -> dict[str, float]:
 
         def __init__(self) -> None:
             self._outside_alphabet = None
+            self.eos_token_id, self.stop_token_ids = 0, (0,)
 
         def encode(self, text: str):  # type: ignore[no-untyped-def]
             return text[:0]
