@@ -228,7 +228,7 @@ def test_garbage_starts_nothing(said: bytes, relay: tuple[Relays, psutil.Process
     place, before = relay[0].places[0], processes()
     with socket.create_connection((place.host, place.port), 10.0) as connection:
         assert meet_relay(connection, TOKEN)
-        with suppress(ConnectionError):
+        with suppress(OSError):  # the relay may have hung up in the middle of it
             connection.sendall(said)
             connection.shutdown(socket.SHUT_WR)
         assert closes_without_a_word(connection)
