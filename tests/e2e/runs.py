@@ -35,6 +35,16 @@ SHORT = (
     "eval.sets.held_out.max_prompts=8",
 )
 
+# For runs that are interrupted: nothing but steps, each of them saved. `run.num_steps` is the test's own.
+INTERRUPTED = (
+    *SHORT,
+    "warmup=null",
+    "eval.every=0",
+    "eval.before_training=false",
+    "eval.at_end=false",
+    "checkpoint.every=1",
+)
+
 
 # Clocks, memory and what is computed from them; everything else must repeat to the last bit.
 NOT_REPRODUCIBLE = re.compile(

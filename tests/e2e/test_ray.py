@@ -14,20 +14,12 @@ import psutil
 import pytest
 
 from tests.e2e.ray_cluster import PATIENCE, RayCluster, ray_cluster
-from tests.e2e.runs import QUICKSTART, SHORT, Outcome, ledger, reproducible, train
+from tests.e2e.runs import INTERRUPTED, QUICKSTART, Outcome, ledger, reproducible, train
 
 pytestmark = pytest.mark.slow
 
 NUM_STEPS = 12
-SETTINGS = (
-    *SHORT,
-    "warmup=null",
-    f"run.num_steps={NUM_STEPS}",
-    "eval.every=0",
-    "eval.before_training=false",
-    "eval.at_end=false",
-    "checkpoint.every=1",
-)
+SETTINGS = (*INTERRUPTED, f"run.num_steps={NUM_STEPS}")
 
 
 @pytest.fixture(scope="module")

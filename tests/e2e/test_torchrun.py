@@ -16,23 +16,14 @@ import psutil
 import pytest
 
 from tests.e2e.namespaces import Node, two_nodes
-from tests.e2e.runs import QUICKSTART, ROOT, SHORT, Outcome, environment, reproducible, train
+from tests.e2e.runs import INTERRUPTED, QUICKSTART, ROOT, Outcome, environment, reproducible, train
 
 pytestmark = pytest.mark.slow
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 NUM_STEPS = 8
 HANG_SECONDS = 6
-SETTINGS = (
-    *SHORT,
-    "warmup=null",
-    f"run.num_steps={NUM_STEPS}",
-    "eval.every=0",
-    "eval.before_training=false",
-    "eval.at_end=false",
-    "checkpoint.every=1",
-    f"launch.hang_timeout_seconds={HANG_SECONDS}",
-)
+SETTINGS = (*INTERRUPTED, f"run.num_steps={NUM_STEPS}", f"launch.hang_timeout_seconds={HANG_SECONDS}")
 # What a busy machine needs for a start with two imports of torch.
 PATIENCE = 240.0
 

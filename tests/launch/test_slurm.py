@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.runs import QUICKSTART, ROOT, SHORT, Outcome, environment, reproducible, train
+from tests.e2e.runs import INTERRUPTED, QUICKSTART, ROOT, Outcome, environment, reproducible, train
 from tests.launch.slurm_cluster import PATIENCE, Job, Slurm, job_number, slurm_cluster
 
 pytestmark = pytest.mark.slow
@@ -23,16 +23,7 @@ pytestmark = pytest.mark.slow
 # enough that nobody is too late to interrupt it: a start makes two or three steps before it hears of it
 NUM_STEPS = 20
 HANG_SECONDS = 6
-SETTINGS = (
-    *SHORT,
-    "warmup=null",
-    f"run.num_steps={NUM_STEPS}",
-    "eval.every=0",
-    "eval.before_training=false",
-    "eval.at_end=false",
-    "checkpoint.every=1",
-    f"launch.hang_timeout_seconds={HANG_SECONDS}",
-)
+SETTINGS = (*INTERRUPTED, f"run.num_steps={NUM_STEPS}", f"launch.hang_timeout_seconds={HANG_SECONDS}")
 
 
 @pytest.fixture(scope="module")
