@@ -36,9 +36,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.e2e import test_ray  # noqa: E402
 from tests.e2e.ray_cluster import RayCluster, ray_cluster  # noqa: E402
-from tests.e2e.runs import QUICKSTART, Outcome, train  # noqa: E402
+from tests.e2e.runs import QUICKSTART, Outcome, environment, train  # noqa: E402
 from tests.e2e.test_servers import SERVERS, samples_and_weights, totals  # noqa: E402
-from tests.e2e.test_torchrun import HANG_SECONDS, NUM_STEPS, PATIENCE, SETTINGS, TORCHRUN, program, started  # noqa: E402
+from tests.e2e.test_torchrun import HANG_SECONDS, NUM_STEPS, PATIENCE, SETTINGS, TORCHRUN, program  # noqa: E402
 from tests.launch.slurm_cluster import slurm_cluster  # noqa: E402
 from tests.launch.test_slurm import Submitted, submitted  # noqa: E402
 
@@ -51,6 +51,8 @@ LIMIT_SECONDS = {"KILL": 15.0, "STOP": HANG_SECONDS + 10.0}
 EXIT_CODES = {"local": (70, 69, -9), "torchrun": (1, 1, -9), "slurm": (137, 69, 137), "ray": (1, 1, 1)}
 # torchrun's logs, and empty directories that the package wandb makes when it is imported
 OF_OTHERS = re.compile("^torchelastic_|wandb-(media|artifacts)$")
+# An engine that does not answer is given up after half a minute, which must not look like a hang of the ranks.
+ENGINES = (*SERVERS, "launch.hang_timeout_seconds=150")
 SERVER = "megarl.generation.embedded.serve"
 
 
@@ -145,22 +147,23 @@ def by_command(words: Sequence[str]) -> Start:
     @contextmanager
     def start(directory: Path, settings: Sequence[str]) -> Iterator[Job]:
         command = [*words, *program(directory), *settings]
-        with started([command], directory) as (process,):
+        # not a pipe: nobody reads it while the run goes on
+        output = directory / f"said_{len(list(directory.glob('said_*')))}.txt"
+        with open(output, "w", encoding="utf-8") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, cwd=directory, env=environment(OMP_NUM_THREADS="1")
+            )
 
-            def end() -> tuple[int, str] | None:
-                # a server or a rank that is left holds the pipe open: what is left is told, not waited for
-                if process.poll() is None:
-                    return None
-                with suppress(subprocess.TimeoutExpired):
-                    return process.returncode, process.communicate(timeout=2.0)[0]
-                return process.returncode, ""
+        def end() -> tuple[int, str] | None:
+            return None if process.poll() is None else (process.returncode, output.read_text(encoding="utf-8"))
 
-            root = psutil.Process(process.pid)
-            job = Job(directory / "quickstart", root, lambda _: True, lambda line: line == command, end, {root})
-            try:
-                yield job
-            finally:
-                end_all(job)
+        root = psutil.Process(process.pid)
+        job = Job(directory / "quickstart", root, lambda _: True, lambda line: line == command, end, {root})
+        try:
+            yield job
+        finally:
+            end_all(job)
+            process.wait()
 
     return start
 
@@ -316,7 +319,7 @@ class Finding:
 
 
 def try_case(case: Case, start: Start, network: int | str, directory: Path, expected: list[str]) -> Finding:
-    settings = SERVERS if case.victim == "engine" else ()
+    settings = ENGINES if case.victim == "engine" else ()
     before = traces(network)
     with start(directory, settings) as job:
         job.wait_for_step(2)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from typing import IO
 from megarl.core.errors import EXIT_OK, Preempted
 from megarl.launch.kept import KeptRank
 from megarl.launch.line import LINE, new_line
-from megarl.launch.rendezvous import hand_over, local_record
+from megarl.launch.network import LOOPBACK
+from megarl.launch.rendezvous import RankRecord, hand_over, local_record
 from megarl.launch.watch import RankState, Verdict, Watch
 from megarl.run.stop import SIGNALS, StopRequest
 
@@ -49,29 +49,31 @@ def run_ranks(num_ranks: int, program: Program) -> int:
 
     A request to stop is passed on: the ranks finish their step, save, and leave. The second request ends them at once.
     """
-    with tempfile.TemporaryDirectory(prefix="megarl-") as meeting_place:
-        ranks = [_Local(rank, num_ranks, program, Path(meeting_place)) for rank in range(num_ranks)]
-        states = {rank.kept.state.rank: rank.kept.state for rank in ranks}
-        stop = StopRequest()
-        try:
-            _pass_signals_on(stop, ranks)
-            verdict = _watch(ranks, Watch(states, program.hang_timeout, str(program.logs), program.way_out))
-        except BaseException:  # the second request, or a mistake of ours
-            _end(ranks, None)
-            raise
-        _end(ranks, verdict)
-        if verdict is None:
-            return EXIT_OK
-        return _report(verdict, ranks, stop)
+    # Rank 0 inherits it and serves there; the others may come at once.
+    with socket.create_server((LOOPBACK, 0), backlog=num_ranks) as meeting:
+        ranks = [_Local(rank, num_ranks, program, meeting) for rank in range(num_ranks)]
+    states = {rank.kept.state.rank: rank.kept.state for rank in ranks}
+    stop = StopRequest()
+    try:
+        _pass_signals_on(stop, ranks)
+        verdict = _watch(ranks, Watch(states, program.hang_timeout, str(program.logs), program.way_out))
+    except BaseException:  # the second request, or a mistake of ours
+        _end(ranks, None)
+        raise
+    _end(ranks, verdict)
+    if verdict is None:
+        return EXIT_OK
+    return _report(verdict, ranks, stop)
 
 
 class _Local:
     """One rank of this machine, a child of this process."""
 
-    def __init__(self, rank: int, num_ranks: int, program: Program, meeting_place: Path) -> None:
+    def __init__(self, rank: int, num_ranks: int, program: Program, meeting: socket.socket) -> None:
         own, theirs = new_line()
         with theirs:
-            self.process = _start(rank, num_ranks, program, meeting_place, theirs.fileno())
+            record = local_record(rank, num_ranks, meeting.getsockname()[1], meeting.fileno())
+            self.process = _start(record, program, theirs, meeting)
         now = time.monotonic()
         self.kept = KeptRank(RankState(rank, socket.gethostname(), now, now), self.process.pid, own)
 
@@ -97,33 +99,35 @@ def _pass_signals_on(stop: StopRequest, ranks: list[_Local]) -> None:
             signal.signal(number, handle)
 
 
-def _start(rank: int, num_ranks: int, program: Program, meeting_place: Path, line: int) -> subprocess.Popen[bytes]:
-    threads = max(1, (os.cpu_count() or 1) // num_ranks)
+def _start(
+    record: RankRecord, program: Program, line: socket.socket, meeting: socket.socket
+) -> subprocess.Popen[bytes]:
+    threads = max(1, (os.cpu_count() or 1) // record.size)
     environment = {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
         **program.environment,
-        **hand_over(local_record(rank, num_ranks, f"file://{meeting_place}/store")),
+        **hand_over(record),
         LAUNCHER_PID: str(os.getpid()),
-        LINE: str(line),
+        LINE: str(line.fileno()),
         # All ranks are on this machine: their sockets need not be seen by any other.
         "GLOO_SOCKET_IFNAME": "lo",
     }
     command = [sys.executable, "-m", "megarl", *program.arguments]
-    if rank == 0:
-        return _spawn(command, environment, line, None)
-    with open(program.logs / f"rank_{rank}.log", "ab") as log:
-        return _spawn(command, environment, line, log)
+    if record.rank == 0:
+        return _spawn(command, environment, [line, meeting], None)
+    with open(program.logs / f"rank_{record.rank}.log", "ab") as log:
+        return _spawn(command, environment, [line], log)
 
 
 def _spawn(
-    command: list[str], environment: dict[str, str], line: int, log: IO[bytes] | None
+    command: list[str], environment: dict[str, str], inherited: list[socket.socket], log: IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
     """A session of its own: Ctrl-C reaches this process, which then ends the ranks in order."""
     return subprocess.Popen(
         command,
         env=environment,
-        pass_fds=[line],
+        pass_fds=[end.fileno() for end in inherited],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -43,12 +43,11 @@ class RankRecord:
     node_rank: int
     num_nodes: int
     master_address: str
-    # 0: the ranks are on one machine and agree on a port themselves
     master_port: int
     # which of the devices that this process sees is its own
     device_index: int
-    # ``file://PATH``, ``tcp://HOST:PORT`` (rank 0 listens) or ``agent://HOST:PORT/N`` (somebody already listens there,
-    # and this is the N-th time)
+    # ``tcp://HOST:PORT`` (rank 0 listens), ``inherited://HOST:PORT/FD`` (it inherits a socket that listens) or
+    # ``agent://HOST:PORT/N`` (somebody else listens there, and this is the N-th time)
     meeting: str
     # how often the launcher started the ranks again by itself
     num_restarts: int = 0
@@ -83,9 +82,10 @@ def identify(environment: Environment) -> RankRecord | None:
     return None
 
 
-def local_record(rank: int, size: int, meeting: str) -> RankRecord:
-    """One of the ranks that megarl itself starts on this machine."""
-    return RankRecord("local", rank, size, rank, size, 0, 1, "127.0.0.1", 0, rank, meeting)
+def local_record(rank: int, size: int, port: int, listener: int) -> RankRecord:
+    """One of the ranks that megarl itself starts on this machine. Rank 0 inherits who listens at the port."""
+    meeting = f"inherited://127.0.0.1:{port}/{listener}"
+    return RankRecord("local", rank, size, rank, size, 0, 1, "127.0.0.1", port, rank, meeting)
 
 
 def hand_over(record: RankRecord) -> dict[str, str]:
@@ -96,9 +96,8 @@ def hand_over(record: RankRecord) -> dict[str, str]:
         "LOCAL_RANK": record.local_rank,
         "LOCAL_WORLD_SIZE": record.local_size,
         "GROUP_RANK": record.node_rank,
+        "MASTER_PORT": record.master_port,
     }
-    if record.master_port:
-        known |= {"MASTER_PORT": record.master_port}
     variables = {name: str(value) for name, value in known.items()}
     return {**variables, "MASTER_ADDR": record.master_address, HANDED_OVER: json.dumps(asdict(record))}
 
@@ -107,7 +106,7 @@ def _handed_over(environment: Environment) -> RankRecord:
     try:
         tree: dict[str, Any] = json.loads(environment[HANDED_OVER])
         record = RankRecord(**tree)
-        example = asdict(local_record(0, 1, ""))
+        example = asdict(local_record(0, 1, 1, 0))
         if any(type(tree[field.name]) is not type(example[field.name]) for field in fields(RankRecord)):
             raise TypeError("a value has another type")
     except (ValueError, TypeError, KeyError) as error:
@@ -214,7 +213,7 @@ def _checked(record: RankRecord) -> RankRecord:
             f"{record.launcher} says {record.size} ranks in all, {record.local_size} on this node, on "
             f"{record.num_nodes} nodes, which cannot be.\nStart all ranks with one command.",
         )
-    if record.launcher != "local" and not 0 < record.master_port < 2**16:
+    if not 0 < record.master_port < 2**16:
         raise ConfigError(
             "MRL-1602", f"MASTER_PORT={record.master_port} is not a port.\nA port is one of 1 to 65535, such as 29500."
         )

@@ -1,8 +1,4 @@
-"""Where the ranks of a run meet: under an address that a launcher gives, or in a directory of this machine.
-
-torch's own meeting in a file polls it for every process group, which takes minutes on a busy machine; ours only uses
-the directory to tell the others on which loopback port the first rank listens.
-"""
+"""Where the ranks of a run meet: under an address that their launcher gives, or at a socket that it opened for them."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -20,7 +15,6 @@ from megarl.core.errors import EngineError
 
 # All ranks are started together: one that is not there after this is not coming.
 JOIN_TIMEOUT = timedelta(minutes=5)
-_POLL_SECONDS = 0.01
 _MAX_NAMED = 10
 
 
@@ -28,8 +22,9 @@ _MAX_NAMED = 10
 class Rendezvous:
     """Who this rank is, and where it meets the others.
 
-    ``meeting`` is ``file://`` and the path of a file that does not exist yet, ``tcp://HOST:PORT``, where the first rank
-    will listen, or ``agent://HOST:PORT/N``, where somebody already does, and the ranks meet for the N-th time.
+    ``meeting`` is ``tcp://HOST:PORT``, where the first rank will listen; ``inherited://HOST:PORT/FD``, where it listens
+    already, because a parent opened the socket and left it to the first rank as descriptor FD; or
+    ``agent://HOST:PORT/N``, where somebody else does, and the ranks meet for the N-th time.
     """
 
     rank: int
@@ -58,24 +53,27 @@ def join(rendezvous: Rendezvous, backend: str) -> None:
 def _reach(rendezvous: Rendezvous) -> Store:
     place = urlsplit(rendezvous.meeting)
     timeout = rendezvous.join_timeout
-    if place.scheme == "file":
-        return _open(Path(place.path)) if rendezvous.rank == 0 else _find(Path(place.path), timeout)
     host, port = place.hostname, place.port
     assert host is not None and port is not None, "a launcher's record has both"
+    is_server = rendezvous.rank == 0 and place.scheme != "agent"
     try:
-        if place.scheme == "tcp" and rendezvous.rank == 0:
-            return PrefixStore("attempt", _listen(host, port, timeout))
-        # what the ranks of an earlier attempt left there is not ours
-        return PrefixStore(f"attempt{place.path}", TCPStore(host, port, None, False, timeout, False))
+        if is_server:
+            listener = int(place.path[1:]) if place.scheme == "inherited" else _listen(host, port)
+            # a socket of ours it takes as it is, and owns from then on
+            store = TCPStore(host, port, None, True, timeout, False, master_listen_fd=listener)
+        else:
+            store = TCPStore(host, port, None, False, timeout, False)
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:120]
-        who = "cannot listen" if rendezvous.rank == 0 and place.scheme == "tcp" else "finds nobody"
+        who = "cannot listen" if is_server else "finds nobody"
         raise EngineError(
             "MRL-5303",
             f"rank {rendezvous.rank} on {socket.gethostname()} {who} at {host}:{port}: {reason}.\n"
             "All nodes need the same MASTER_ADDR, which the first node owns and the others reach, and a MASTER_PORT "
             "that is free there.",
         ) from None
+    # what the ranks of an earlier attempt left with an agent is not ours
+    return PrefixStore(f"attempt{place.path}", store) if place.scheme == "agent" else store
 
 
 def _call_the_roll(store: Store, rendezvous: Rendezvous, deadline: float) -> None:
@@ -99,30 +97,7 @@ def _call_the_roll(store: Store, rendezvous: Rendezvous, deadline: float) -> Non
         ) from None
 
 
-def _listen(host: str, port: int, timeout: timedelta) -> Store:
-    """Serve the store at this address only: torch would listen on every interface."""
+def _listen(host: str, port: int) -> int:
+    """A socket that listens at this address only: torch would listen on every interface."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.create_server(address[:2], family=family, backlog=1024)
-    # a socket of ours it takes as it is, and owns from then on
-    return TCPStore(host, listener.getsockname()[1], None, True, timeout, False, master_listen_fd=listener.detach())
-
-
-def _open(meeting: Path) -> Store:
-    """Listen on a free loopback port and leave its number at the meeting place."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    port = listener.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, None, True, JOIN_TIMEOUT, False, master_listen_fd=listener.detach())
-    draft = meeting.with_name(f"{meeting.name}.draft")
-    draft.write_text(str(port), encoding="ascii")
-    draft.rename(meeting)
-    return store
-
-
-def _find(meeting: Path, timeout: timedelta) -> Store:
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not meeting.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the first rank did not come to {meeting.name} in {timeout}")
-        time.sleep(_POLL_SECONDS)
-    port = int(meeting.read_text(encoding="ascii"))
-    return TCPStore("127.0.0.1", port, None, False, JOIN_TIMEOUT, False)
+    return socket.create_server(address[:2], family=family, backlog=1024).detach()

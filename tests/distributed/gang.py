@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import tempfile
+import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -37,11 +37,11 @@ class Gang:
         ``parallel`` gives all sizes of a layout; ``tp_size`` and ``pp_size`` are short for the most usual ones.
         """
         sizes = parallel if parallel is not None else {"tp_size": tp_size, "pp_size": pp_size}
-        with tempfile.TemporaryDirectory(prefix="megarl-gang-") as directory:
+        with socket.create_server(("127.0.0.1", 0), backlog=self.size) as meeting:
             pipes, processes = [], []
             for rank in range(self.size):
                 ours, theirs = _CONTEXT.Pipe(duplex=False)
-                work = (job, sizes, f"{directory}/meeting", arguments)
+                work = (job, sizes, meeting, arguments)
                 process = _CONTEXT.Process(target=_serve, args=(theirs, rank, self.size, work), daemon=True)
                 process.start()
                 theirs.close()
@@ -72,7 +72,8 @@ def _serve(pipe: Connection, rank: int, size: int, work: tuple[Any, ...]) -> Non
     job, sizes, meeting, arguments = work
     try:
         parallel = ParallelSettings(**sizes)
-        world = start_world(Rendezvous(rank, size, rank, f"file://{meeting}"), "cpu", parallel)
+        place = f"inherited://127.0.0.1:{meeting.getsockname()[1]}/{meeting.detach()}"
+        world = start_world(Rendezvous(rank, size, rank, place), "cpu", parallel)
         with lay_out(world, parallel).active():
             pipe.send((False, job(world, **arguments)))
         # nobody may leave while others still need it for their last collective

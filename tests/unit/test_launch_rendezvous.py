@@ -186,7 +186,7 @@ def test_what_torchrun_did_not_set_is_named(name: str) -> None:
         (slurm(SLURM_STEP_NUM_TASKS="5"), "MRL-1603 Slurm says 5 tasks, and 2(x2) per node"),
         (slurm(SLURM_STEP_NODELIST="node[7-"), "MRL-1604"),
         ({HANDED_OVER: "{}"}, f"MRL-1602 {HANDED_OVER} is not a rank's record"),
-        (hand_over(local_record(0, 2, "file:///x")) | {"RANK": "1"}, "MRL-1603 megarl made this process RANK=0"),
+        (hand_over(local_record(0, 2, 29500, 3)) | {"RANK": "1"}, "MRL-1603 megarl made this process RANK=0"),
     ],
 )  # fmt: skip
 def test_contradictions_are_named(environment: dict[str, str], message: str) -> None:
@@ -194,7 +194,7 @@ def test_contradictions_are_named(environment: dict[str, str], message: str) -> 
 
 
 def test_a_record_of_another_shape_is_refused() -> None:
-    tree = asdict(local_record(0, 2, "file:///x")) | {"rank": "0"}
+    tree = asdict(local_record(0, 2, 29500, 3)) | {"rank": "0"}
     assert "MRL-1602" in refused({HANDED_OVER: json.dumps(tree)})
 
 
@@ -262,13 +262,13 @@ def test_tasks_per_node(runs: list[tuple[int, int]]) -> None:
 
 
 def test_one_node_keeps_to_itself() -> None:
-    record = local_record(0, 2, "file:///x")
+    record = local_record(0, 2, 29500, 3)
     assert choose_interface(record, {}) == "lo"
     assert choose_interface(record, {"GLOO_SOCKET_IFNAME": "eth7"}) is None
 
 
 def test_several_nodes_use_the_interface_that_leads_to_the_first() -> None:
-    record = replace(local_record(0, 2, "tcp://x:1"), num_nodes=2)
+    record = replace(local_record(0, 2, 29500, 3), num_nodes=2)
     for name, addresses in psutil.net_if_addrs().items():
         for one in addresses:
             if one.family == socket.AF_INET and psutil.net_if_stats()[name].isup:
