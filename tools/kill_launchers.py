@@ -95,7 +95,9 @@ class Job:
             with suppress(psutil.Error, OSError):
                 line, variables = process.cmdline(), process.environ()
                 number = variables.get("RANK", variables.get("SLURM_PROCID"))
-                is_rank = line[1:4] == ["-m", "megarl", "train"] and number is not None
+                is_rank = (
+                    "megarl train" in " ".join(line) and "torch.distributed.run" not in line and number is not None
+                )
                 if (
                     (victim == f"rank{number}" and is_rank)
                     or (victim == "launcher" and self.is_launcher(line) and not is_rank)
@@ -285,9 +287,12 @@ class Case:
         return of_rank_killed if self.signal == "KILL" else of_rank_stopped
 
     def is_named(self, output: str) -> bool | None:
-        """With host and phase; None: there is nobody who could name it."""
-        if self.victim not in ("rank0", "rank1"):
-            return None
+        """A rank with host and phase, an engine with its address; None: there is nobody who could name it."""
+        if self.victim == "launcher":
+            is_told = self.launcher != "local" and not self.goes_on
+            return re.search("MRL-9004 the launcher's process on .*was killed", output) is not None if is_told else None
+        if self.victim == "engine":
+            return re.search(r"generation server http://\S+: \w+ -> dead: .*; it is started again", output) is not None
         said = rf"MRL-(9002|5301) rank {self.victim[-1]} .*on {re.escape(socket.gethostname())} .*it was in \S+ of step"
         return re.search(said, output) is not None
 

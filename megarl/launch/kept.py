@@ -26,6 +26,7 @@ class KeptRank:
         self.pid = pid
         self.line = line
         self.process = os.pidfd_open(pid)  # readable when the process ends
+        self._parent = self._open_parent()
 
     def drain(self) -> list[dict[str, Any]]:
         """Take what the rank told since the last time; returns it all the same."""
@@ -42,6 +43,7 @@ class KeptRank:
         if self.state.ended is None and self.has_ended(0.0):
             self.drain()
             self.state.ended = now
+            self.state.has_lost_parent = self._parent is not None and _is_readable(self._parent, 0.0)
         is_stopped = self.state.ended is None and self._kernel_state() in ("T", "t")
         if not is_stopped:
             self.state.stopped = None
@@ -50,7 +52,7 @@ class KeptRank:
 
     def has_ended(self, seconds: float) -> bool:
         """Whether the process ends within this time."""
-        return bool(select.select([self.process], [], [], max(0.0, seconds))[0])
+        return _is_readable(self.process, seconds)
 
     def ask_for_stacks(self) -> None:
         """A stopped process must run to write its stacks; it is ended right afterwards."""
@@ -74,9 +76,24 @@ class KeptRank:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.process, number)
 
+    def _open_parent(self) -> int | None:
+        """A descriptor of who started the rank: when that is killed, the kernel ends the rank with it."""
+        try:
+            return os.pidfd_open(int(self._status()[1]))
+        except (OSError, IndexError):  # it is gone, or outside of this container
+            return None
+
     def _kernel_state(self) -> str:
+        return next(iter(self._status()), "")
+
+    def _status(self) -> list[str]:
+        """The kernel's words on the process: its state, its parent and more; none if it is gone."""
         try:
             status = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return ""
-        return status.rpartition(")")[2].split()[0]  # the name before it may contain anything
+            return []
+        return status.rpartition(")")[2].split()  # the name before it may contain anything
+
+
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])

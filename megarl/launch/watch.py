@@ -35,6 +35,8 @@ class RankState:
     ended: float | None = None
     # how it ended, if its parent knows: an exit code, or minus a signal
     returncode: int | None = None
+    # whether who started it had ended by then: the kernel ends a rank with its launcher
+    has_lost_parent: bool = False
     is_done: bool = False
     # what it said before it failed: message, exit code
     words: tuple[str, int] | None = None
@@ -65,6 +67,7 @@ class RankState:
             "num_phases": self.num_phases,
             "stopped": None if self.stopped is None else now - self.stopped,
             "ended": None if self.ended is None else now - self.ended,
+            "has_lost_parent": self.has_lost_parent,
             "is_done": self.is_done,
             "words": self.words,
         }
@@ -77,6 +80,7 @@ class RankState:
         self.step = None if status["step"] is None else int(status["step"])
         self.stopped = None if status["stopped"] is None else now - float(status["stopped"])
         self.ended = None if status["ended"] is None else now - float(status["ended"])
+        self.has_lost_parent = bool(status["has_lost_parent"])
         self.is_done = bool(status["is_done"])
         words = status["words"]
         self.words = None if words is None else (str(words[0]), int(words[1]))
@@ -144,6 +148,11 @@ class Watch:
         return Verdict(self._silent(in_order[0], now), EXIT_INTERNAL)
 
     def _silent(self, one: RankState, now: float) -> str:
+        if one.has_lost_parent:
+            return (
+                f"MRL-9004 the launcher's process on {one.host} was killed, and rank {one.rank} with it; it was in "
+                f"{one.place(one.ended or now)}.\n{self.way_out}"
+            )
         how = "died"
         if one.returncode is not None:
             how = f"ended with exit code {one.returncode}"

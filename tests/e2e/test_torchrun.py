@@ -120,6 +120,19 @@ def test_one_node_goes_on_by_itself_after_a_rank_was_killed(expected: list[str],
     assert (tmp_path / "quickstart" / "logs" / "rank_1.log").is_file()
 
 
+def test_the_ranks_end_with_their_agent(expected: list[str], tmp_path: Path) -> None:
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", *program(tmp_path)]
+    with started([command], tmp_path) as processes:
+        wait_for_step(2, tmp_path, processes)
+        processes[0].kill()
+        output, _ = processes[0].communicate(timeout=PATIENCE)  # to the end of who else can write there
+    assert "MRL-9004 the launcher's process on" in output
+    assert_nothing_is_left(tmp_path)
+    resumed = train(QUICKSTART, tmp_path, *SETTINGS)
+    assert resumed.code == 0, resumed.stderr
+    assert reproducible(resumed) == expected
+
+
 def on_two_nodes(nodes: tuple[Node, Node], directory: Path) -> list[list[str]]:
     """As in docs/launching.md: the first node is told that it is the host."""
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={nodes[0].address}:29555", "--rdzv-id=test"]

@@ -92,6 +92,17 @@ def test_a_killed_rank_explains_broken_sockets() -> None:
     assert verdict.message.startswith("MRL-9002 rank 1 was ended by signal SIGKILL on node-1")
 
 
+def test_ranks_that_end_with_their_launcher_say_so() -> None:
+    watch = Watch(states(2), 10.0)
+    watch.ranks[1].take_status({**watch.ranks[1].to_status(5.0), "ended": 0.1, "has_lost_parent": True}, 5.0)
+    watch.ranks[0].ended = 5.0
+    verdict = watch.judge(5.0)
+    assert verdict is not None and verdict.exit_code == 70
+    assert verdict.message.startswith(
+        "MRL-9004 the launcher's process on node-1 was killed, and rank 1 with it; it was"
+    )
+
+
 @given(st.integers(1, 6), st.floats(0, 1e6), st.floats(0, 1e4), st.data())
 def test_a_status_says_the_same_on_a_machine_with_another_clock(
     num_phases: int, now: float, shift: float, data: st.DataObject
