@@ -42,7 +42,9 @@ from tests.e2e.test_torchrun import HANG_SECONDS, NUM_STEPS, PATIENCE, SETTINGS,
 from tests.launch.slurm_cluster import slurm_cluster  # noqa: E402
 from tests.launch.test_slurm import Submitted, submitted  # noqa: E402
 
-VICTIMS = ("rank0", "rank1", "launcher", "engine")
+# "batch" is the shell of a Slurm job, "actor" the process of Ray that holds a rank
+VICTIMS = ("rank0", "rank1", "launcher", "batch", "actor", "engine")
+ONLY_UNDER = {"batch": "slurm", "actor": "ray"}
 SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
 # what the watchdog promises
 LIMIT_SECONDS = {"KILL": 15.0, "STOP": HANG_SECONDS + 10.0}
@@ -61,10 +63,10 @@ class Job:
     """A run that was launched; everything that belongs to it, also what it starts later, is known by its tree."""
 
     directory: Path
-    # what started it, which others are descendants of; whether a descendant belongs to the run
+    # what started it, which others are descendants of; whether one of them belongs to the run, with all of its own
     root: psutil.Process
     belongs: Callable[[psutil.Process], bool]
-    is_launcher: Callable[[list[str]], bool]
+    is_launcher: Callable[[psutil.Process, list[str]], bool]
     # how it ended, and what it said; None: it has not
     end: Callable[[], tuple[int, str] | None]
     seen: set[psutil.Process] = field(default_factory=set)
@@ -76,9 +78,11 @@ class Job:
 
     def tree(self) -> list[psutil.Process]:
         """Those that live, orphans as well."""
-        for process in [self.root, *self.seen]:
+        with suppress(psutil.Error):
+            self.seen.update(filter(self.belongs, self.root.children(recursive=True)))
+        for process in list(self.seen):
             with suppress(psutil.Error):
-                self.seen.update(filter(self.belongs, process.children(recursive=True)))
+                self.seen.update(process.children(recursive=True))
         return [process for process in self.seen if is_alive(process)]
 
     def ports(self) -> set[str]:
@@ -95,12 +99,13 @@ class Job:
             with suppress(psutil.Error, OSError):
                 line, variables = process.cmdline(), process.environ()
                 number = variables.get("RANK", variables.get("SLURM_PROCID"))
-                is_rank = (
-                    "megarl train" in " ".join(line) and "torch.distributed.run" not in line and number is not None
-                )
+                is_train = "-m megarl train" in " ".join(line) and "torch.distributed.run" not in line
+                is_rank = is_train and number is not None and process.name() != "srun"
                 if (
                     (victim == f"rank{number}" and is_rank)
-                    or (victim == "launcher" and self.is_launcher(line) and not is_rank)
+                    or (victim == "launcher" and self.is_launcher(process, line) and not is_rank)
+                    or (victim == "batch" and process.name() == "slurm_script")
+                    or (victim == "actor" and line[0].startswith("ray::_Host"))
                     or (victim == "engine" and SERVER in line)
                 ):
                     return process
@@ -160,7 +165,7 @@ def by_command(words: Sequence[str]) -> Start:
             return None if process.poll() is None else (process.returncode, output.read_text(encoding="utf-8"))
 
         root = psutil.Process(process.pid)
-        job = Job(directory / "quickstart", root, lambda _: True, lambda line: line == command, end, {root})
+        job = Job(directory / "quickstart", root, lambda _: True, lambda _, line: line == command, end, {root})
         try:
             yield job
         finally:
@@ -181,7 +186,6 @@ def on_slurm() -> Iterator[tuple[Start, int]]:
     """Starts by ``megarl launch slurm``, and a process in the cluster's network."""
     with tempfile.TemporaryDirectory(prefix="megarl-slurm-", dir="/tmp") as root, slurm_cluster(Path(root)) as slurm:
         first = psutil.Process(slurm.first_process)
-        daemons = set(first.children(recursive=True))
 
         @contextmanager
         def start(directory: Path, settings: Sequence[str]) -> Iterator[Job]:
@@ -198,8 +202,8 @@ def on_slurm() -> Iterator[tuple[Start, int]]:
             job = Job(
                 given.directory / "quickstart",
                 first,
-                lambda process: process not in daemons,
-                lambda line: "srun" in line,
+                lambda process: environment_of(process).get("SLURM_JOB_ID") == str(given.number),
+                lambda process, _: process.name() == "srun" and process.parent().name() == "slurm_script",
                 end,
             )
             try:
@@ -238,6 +242,12 @@ def on_ray() -> Iterator[tuple[Start, int]]:
         yield start, network_of(cluster)
 
 
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    with suppress(psutil.Error, OSError):
+        return process.environ()
+    return {}
+
+
 def network_of(cluster: RayCluster) -> int:
     return cluster.process.pid
 
@@ -250,7 +260,7 @@ def belongs_to_ray_job(process: psutil.Process) -> bool:
     return False
 
 
-def is_ray_driver(line: list[str]) -> bool:
+def is_ray_driver(_: psutil.Process, line: list[str]) -> bool:
     return "launch" in line and "ray" in line
 
 
@@ -275,20 +285,20 @@ class Case:
     @property
     def goes_on(self) -> bool:
         """Whether the run must reach its end all the same."""
-        return self.victim == "engine" or (self.victim == "launcher" and self.signal == "STOP")
+        return self.victim == "engine" or (not self.victim.startswith("rank") and self.signal == "STOP")
 
     @property
     def exit_code(self) -> int:
         if self.goes_on:
             return 0
         of_rank_killed, of_rank_stopped, of_launcher = EXIT_CODES[self.launcher]
-        if self.victim == "launcher":
+        if not self.victim.startswith("rank"):
             return of_launcher
         return of_rank_killed if self.signal == "KILL" else of_rank_stopped
 
     def is_named(self, output: str) -> bool | None:
         """A rank with host and phase, an engine with its address; None: there is nobody who could name it."""
-        if self.victim == "launcher":
+        if not self.victim.startswith(("rank", "engine")):
             is_told = self.launcher != "local" and not self.goes_on
             return re.search("MRL-9004 the launcher's process on .*was killed", output) is not None if is_told else None
         if self.victim == "engine":
@@ -331,7 +341,7 @@ def try_case(case: Case, start: Start, network: int | str, directory: Path, expe
         victim, ports = job.find(case.victim), job.ports()
         begin = time.monotonic()
         victim.send_signal(SIGNALS[case.signal])
-        if case.victim == "launcher" and case.signal == "STOP":
+        if case.goes_on and case.victim != "engine" and case.signal == "STOP":
             # the ranks end by themselves; what waits for the launcher ends with it
             while job.num_steps < NUM_STEPS and time.monotonic() < begin + PATIENCE:
                 time.sleep(0.05)
@@ -409,6 +419,8 @@ def main() -> int:
             try:
                 with launcher(name) as (start, network):
                     for victim, number in itertools.product(arguments.victims, arguments.signals):
+                        if ONLY_UNDER.get(victim, name) != name:
+                            continue
                         case, directory = Case(name, victim, number), root / f"{name}-{victim}-{number}"
                         directory.mkdir()
                         try:

@@ -142,6 +142,8 @@ def _prepare_environment(record: RankRecord) -> None:
     interface = choose_interface(record, os.environ)
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
+    # torch warns of hosts without a name, which do no harm
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.update({name: value for name, value in hand_over(record).items() if name != HANDED_OVER})
 
 
