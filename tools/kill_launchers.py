@@ -51,6 +51,12 @@ LIMIT_SECONDS = {"KILL": 15.0, "STOP": HANG_SECONDS + 10.0}
 # By launcher: when a rank is killed, when it is stopped, when the launcher itself is killed (docs/debugging.md).
 # That of a batch job is its step's: the highest of its tasks'.
 EXIT_CODES = {"local": (70, 69, -9), "torchrun": (1, 1, -9), "slurm": (137, 69, 137), "ray": (1, 1, 1)}
+# What is told when the launcher itself is killed: by a guard, by the shell of a batch job, or by Ray.
+TOLD = {
+    "torchrun": "MRL-9004 the launcher's process on .* was killed",
+    "slurm": r"Killed\s+srun|MRL-8001 stopped by SIGTERM",
+    "ray": "MRL-9004|Job '.*' failed",
+}
 # torchrun's logs, and empty directories that the package wandb makes when it is imported
 OF_OTHERS = re.compile("^torchelastic_|wandb-(media|artifacts)$")
 # An engine that does not answer is given up after half a minute, which must not look like a hang of the ranks.
@@ -299,8 +305,9 @@ class Case:
     def is_named(self, output: str) -> bool | None:
         """A rank with host and phase, an engine with its address; None: there is nobody who could name it."""
         if not self.victim.startswith(("rank", "engine")):
-            is_told = self.launcher != "local" and not self.goes_on
-            return re.search("MRL-9004 the launcher's process on .*was killed", output) is not None if is_told else None
+            return (
+                None if self.goes_on or self.launcher == "local" else re.search(TOLD[self.launcher], output) is not None
+            )
         if self.victim == "engine":
             return re.search(r"generation server http://\S+: \w+ -> dead: .*; it is started again", output) is not None
         said = rf"MRL-(9002|5301) rank {self.victim[-1]} .*on {re.escape(socket.gethostname())} .*it was in \S+ of step"
