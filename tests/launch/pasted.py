@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.runs import ROOT, environment
+from tests.e2e.runs import ROOT, Outcome, environment, reproducible
 
 # What a busy machine needs to start a cluster and a job with two imports of torch.
 PATIENCE = 240.0
@@ -109,6 +109,16 @@ def paste(text: str, tree: Path) -> str:
         done = _alone("bash", "-c", _IN_NAMESPACES, "bash", script, cwd=tree, env=variables, timeout=PATIENCE)
     assert done.returncode == 0, f"{text}{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def require_one_ledger(tree: Path) -> None:
+    """All runs in runs/, which other tests left there, gave the same numbers. Skips if there is nothing to compare."""
+    found = sorted((tree / "runs").glob("*/metrics.jsonl"))
+    if len(found) < 2:
+        pytest.skip("fewer than two commands of the page have been run")
+    ledgers = {path.parent.name: reproducible(Outcome(0, "", "", path.parent)) for path in found}
+    first = next(iter(ledgers.values()))
+    assert [name for name, ledger in ledgers.items() if ledger != first] == []
 
 
 @contextmanager

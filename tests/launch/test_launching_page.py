@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import ROOT, Outcome, reproducible
-from tests.launch.pasted import Block, blocks, copy_of_the_repository, paste, require_namespaces
+from tests.e2e.runs import ROOT
+from tests.launch.pasted import Block, blocks, copy_of_the_repository, paste, require_namespaces, require_one_ledger
 
 pytestmark = pytest.mark.slow
 
@@ -52,10 +52,4 @@ def test_it_can_be_pasted(block: Block, tree: Path) -> None:
 
 
 def test_all_of_them_gave_the_same_numbers(tree: Path) -> None:
-    """Of the tests above; alone, it has nothing to compare."""
-    found = sorted((tree / "runs").glob("*/metrics.jsonl"))
-    if len(found) < 2:
-        pytest.skip("fewer than two commands of the page have been run")
-    ledgers = {path.parent.name: reproducible(Outcome(0, "", "", path.parent)) for path in found}
-    first = next(iter(ledgers.values()))
-    assert [name for name, ledger in ledgers.items() if ledger != first] == []
+    require_one_ledger(tree)

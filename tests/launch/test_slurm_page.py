@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.pasted import Block, blocks, copy_of_the_repository, short_directory
+from tests.launch.pasted import Block, blocks, copy_of_the_repository, require_one_ledger, short_directory
 from tests.launch.slurm_cluster import Job, Slurm, slurm_cluster
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,12 @@ def test_it_can_be_pasted(block: Block, slurm: Slurm, tree: Path) -> None:
         log = (tree / f"{own}-{job.number}.log").read_text()
         assert (job.state, job.exit_code) == ("COMPLETED", "0:0"), log
         assert "\nstep:2 - " in log
-        assert '"node"' in (tree / "runs" / str(block.run_name) / "devices.json").read_text()
+        devices = (tree / "runs" / str(block.run_name) / "devices.json").read_text()
+        assert ('"node": 1' in devices) == ("--nodes 1" not in block.text)
+
+
+def test_all_of_them_gave_the_same_numbers(tree: Path) -> None:
+    require_one_ledger(tree)
 
 
 def test_the_doctor_and_ray_are_on_the_page() -> None:
