@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Train on two Slurm nodes that are both on this machine, and show the job's log. The run is where the configuration says.
+# Train on two Slurm nodes that are both on this machine, and show the job's log, which is kept in runs/job.log. The run
+# is where the configuration says.
 #
 #   examples/two_nodes_slurm/on_one_machine.sh CONFIG [KEY=VALUE ...]
 set -euo pipefail
 if [ $# -lt 1 ]; then
-    sed -n '2,4p' "$0"
+    sed -n '2,5p' "$0"
     exit 64
 fi
+mkdir -p runs
+rm -f runs/job.log # the job would append to it
+export SBATCH_OUTPUT=runs/job.log
 tools=$(dirname "$0")/../../tools/slurm
 exec "$tools/two_nodes.sh" bash -euo pipefail -c '
     job=$(megarl launch slurm "$1" --nodes 2 --submit "${@:2}")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # run.sh on two machines that are network namespaces of this one, joined by a virtual cable. Needs root and iproute2.
+# What the second machine says is in runs/node_1.log.
 #
 #   examples/two_nodes_torchrun/on_one_machine.sh CONFIG [KEY=VALUE ...]
 set -euo pipefail
@@ -20,7 +21,8 @@ ip -n "$b" link set lo up
 ip -n "$a" link set va$$ up
 ip -n "$b" link set vb$$ up
 
-ip netns exec "$b" "$here/run.sh" 1 2 1 10.77.0.1 "$@" >node_1.log 2>&1 &
+mkdir -p runs
+ip netns exec "$b" "$here/run.sh" 1 2 1 10.77.0.1 "$@" >runs/node_1.log 2>&1 &
 second=$!
 code=0
 ip netns exec "$a" "$here/run.sh" 0 2 1 10.77.0.1 "$@" || code=$?

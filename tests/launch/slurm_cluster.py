@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,27 @@ class Slurm:
             assert time.monotonic() < deadline, f"{job}\n{self.logs()}"
             time.sleep(0.2)
         return job
+
+    def wait_until_empty(self) -> None:
+        """Until only the cluster itself is there. Ended processes may take a moment to leave."""
+        deadline = time.monotonic() + 20.0
+        while left := self._strangers():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    def _strangers(self) -> list[str]:
+        """Commands of the processes that are neither Slurm's nor the first one or its sleep."""
+        inside = os.readlink(f"/proc/{self.first_process}/ns/pid")
+        found = []
+        for process in psutil.process_iter(["name", "ppid", "cmdline"]):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{process.pid}/ns/pid") != inside or process.info["name"].startswith("slurm"):
+                    continue
+                is_first = process.pid == self.first_process
+                is_sleep = process.info["ppid"] == self.first_process and process.info["cmdline"][:1] == ["sleep"]
+                if not is_first and not is_sleep:
+                    found.append(" ".join(process.info["cmdline"] or []))
+        return found
 
     def logs(self) -> str:
         """The last lines of the daemons."""

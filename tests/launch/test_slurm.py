@@ -184,4 +184,5 @@ def test_the_example_trains_on_two_nodes_of_its_own(slurm: Slurm, expected: list
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "job 1: COMPLETED, exit code 0:0"
     assert f"\nstep:{NUM_STEPS} - " in done.stdout
+    assert done.stdout.startswith((tmp_path / "runs" / "job.log").read_text())
     assert reproducible(Outcome(0, "", "", tmp_path / "quickstart")) == expected
