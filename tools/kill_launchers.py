@@ -259,15 +259,15 @@ def network_of(cluster: RayCluster) -> int:
 
 
 def belongs_to_ray_job(process: psutil.Process) -> bool:
-    """Ray's own processes come and go as they like."""
+    """The driver and the actors; ranks are children of theirs. Ray's own processes come and go as they like."""
     with suppress(psutil.Error):
         words = process.cmdline()
-        return any("megarl" in word or "_Host" in word for word in words) and "submit" not in words
+        return words[:1] == ["ray::_Host"] or is_ray_driver(process, words)
     return False
 
 
 def is_ray_driver(_: psutil.Process, line: list[str]) -> bool:
-    return "launch" in line and "ray" in line
+    return {"launch", "ray"} <= set(line) and "submit" not in line
 
 
 def traces(network: int | str) -> set[str]:
