@@ -1,8 +1,17 @@
 """Where this rank is: its step and phase, told to whoever watches over it, and every sign that it gets on.
 
-A rank makes progress when it begins a step, enters or leaves a phase, decodes tokens, gets a sample from a server, or
-moves a part of its weights to a server or of its checkpoint to the disk.
-Telling costs a few microseconds and never waits; with nobody listening it does nothing.
+A rank gets on when it begins a step or enters or leaves a phase, and inside of a phase with each
+
+    token decoded, or sample that came from a server      generation.embedded.engine, generation.fleet.dispatch
+    turn of a conversation's function                     rollout.rounds
+    sample scored                                         rewards.scorer
+    micro-batch, of any model, forward                    models.pipeline
+    parameter imported, bucket of parameters exported     models.hf_weights
+    part of a checkpoint copied, written, hashed or read  checkpoint.rank_file, .manifest, .reading
+
+These are all: whatever a run waits for is made of them, or has a time limit of its own. So `tick` is called there, in
+the loop over the parts, and nowhere else. Telling costs a few microseconds and never waits, and any thread may do it;
+with nobody listening it does nothing.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from megarl.core.errors import EXIT_INTERNAL
 EXIT_LOST = 69
 # When one rank has ended, its neighbours fail a moment later; the one who explains it may be the slower to speak.
 GRACE_SECONDS = 2.0
-# Before the first step packages and models are loaded, and nothing tells how far that is.
+# While packages are imported and models are built, not all that takes long tells how far it is.
 _START_FACTOR = 10
 GO_ON = "Run the same command to go on from the last checkpoint."
 
