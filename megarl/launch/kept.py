@@ -8,6 +8,8 @@ import os
 import select
 import signal
 import socket
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +57,7 @@ class KeptRank:
     def ask_for_stacks(self) -> None:
         """A stopped process must run to write its stacks; it is ended right afterwards."""
         self._send(STACKS_SIGNAL)
-        if self.state.stopped is not None:
-            self._send(signal.SIGCONT)
-
-    def await_stacks(self) -> None:
-        """The kernel's word that they are written there is not; give it a moment."""
-        self.has_ended(_SECONDS_FOR_STACKS)
+        self._send(signal.SIGCONT)
 
     def end(self, exit_code: int) -> None:
         """With this exit code, if the process still listens; else by force."""
@@ -80,3 +77,12 @@ class KeptRank:
         except OSError:
             return ""
         return status.rpartition(")")[2].split()[0]  # the name before it may contain anything
+
+
+def write_stacks(ranks: Sequence[KeptRank]) -> None:
+    """Of all of them at once, so that many take no longer than one. No rank says that it is done: they get a moment."""
+    for rank in ranks:
+        rank.ask_for_stacks()
+    deadline = time.monotonic() + _SECONDS_FOR_STACKS
+    for rank in ranks:
+        rank.has_ended(deadline - time.monotonic())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from megarl.core.errors import EXIT_OK, Preempted
-from megarl.launch.kept import KeptRank
+from megarl.launch.kept import KeptRank, write_stacks
 from megarl.launch.line import LINE, new_line
 from megarl.launch.rendezvous import hand_over, local_record
 from megarl.launch.watch import RankState, Verdict, Watch
@@ -27,6 +28,7 @@ LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
 
 _EXIT_BY_SIGNAL = 128  # plus the signal's number: what a shell reports
 _POLL_SECONDS = 0.5
+_SECONDS_TO_DIE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +154,13 @@ def _end(ranks: list[_Local], verdict: Verdict | None) -> None:
     """Nobody stays. If somebody hangs, everybody's stacks are written down first."""
     alive = [rank for rank in ranks if rank.process.poll() is None]
     if verdict is not None and verdict.is_hang:
-        for rank in alive:
-            rank.kept.ask_for_stacks()
-        for rank in alive:
-            rank.kept.await_stacks()
+        write_stacks([rank.kept for rank in alive])
     for rank in alive:
         rank.process.kill()
+    deadline = time.monotonic() + _SECONDS_TO_DIE
     for rank in ranks:
-        rank.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it, at a disk that does not answer
+            rank.process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _report(verdict: Verdict, ranks: list[_Local], stop: StopRequest) -> int:
