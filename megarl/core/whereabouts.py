@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 import time
 from typing import Any
@@ -31,7 +32,7 @@ class _Line:
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
-        self.last_told = 0.0
+        self.last_told = -math.inf
 
 
 _line = _Line()
@@ -39,7 +40,7 @@ _line = _Line()
 
 def report_to(line: socket.socket | None) -> None:
     """From now on tell this socket of packets; None: nobody."""
-    _line.socket = line
+    _line.socket, _line.last_told = line, -math.inf
 
 
 def begin_step(step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -62,6 +63,9 @@ def run_ranks(num_ranks: int, program: Program) -> int:
             _end(ranks, None)
             raise
         _end(ranks, verdict)
+        # torch, which opening the inputs has loaded, is not searched for garbage when this process ends: on a busy
+        # machine that takes many seconds
+        gc.freeze()
         if verdict is None:
             return EXIT_OK
         return _report(verdict, ranks, stop)

@@ -25,7 +25,7 @@ NUM_STEPS = 8
 HANG_SECONDS = 6
 SETTINGS = (*INTERRUPTED, f"run.num_steps={NUM_STEPS}", f"launch.hang_timeout_seconds={HANG_SECONDS}")
 # After a hang was found everything ends within this time (docs/launching.md), on a busy machine too: with four more
-# busy processes on two cores it takes 1.2.
+# busy processes on two cores it takes one to three.
 PROMISED_SECONDS = 10
 # What a busy machine needs for a start with two imports of torch.
 PATIENCE = 240.0
