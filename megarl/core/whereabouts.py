@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import socket
+import threading
 import time
 from typing import Any
 
@@ -57,6 +58,16 @@ def tick() -> None:
     """This rank is still at it, and gets on."""
     if _line.socket is not None and time.monotonic() - _line.last_told > _TICK_SECONDS:
         tell({})
+
+
+def wait() -> None:
+    """This rank waits for another one, until it tells anything else: it does not get on, and is not to blame.
+
+    Of the main thread: others wait beside the work.
+    """
+    if _line.socket is not None and threading.current_thread() is threading.main_thread():
+        tell({"waits": True})
+        _line.last_told = -math.inf  # the next sign of progress says that it is over
 
 
 def tell(message: dict[str, Any]) -> None:

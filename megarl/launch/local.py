@@ -28,7 +28,7 @@ from megarl.run.stop import SIGNALS, StopRequest
 LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
 
 _EXIT_BY_SIGNAL = 128  # plus the signal's number: what a shell reports
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.25
 _SECONDS_TO_DIE = 5.0
 
 

@@ -30,6 +30,8 @@ class RankState:
     phase: str = "start"
     step: int | None = None
     num_phases: int = 0
+    # whether it waits for another rank
+    waits: bool = False
     # since when it is stopped (SIGSTOP, a debugger); None: it runs
     stopped: float | None = None
     ended: float | None = None
@@ -45,7 +47,9 @@ class RankState:
     def take(self, message: dict[str, Any]) -> None:
         """One message of the rank itself."""
         at = float(message["at"])
-        self.progress = max(self.progress, at)
+        self.waits = bool(message.get("waits"))
+        if not self.waits:
+            self.progress = max(self.progress, at)
         if "step" in message:
             self.step = int(message["step"])
         if "phase" in message:
@@ -63,6 +67,7 @@ class RankState:
             "phase": self.phase,
             "step": self.step,
             "num_phases": self.num_phases,
+            "waits": self.waits,
             "stopped": None if self.stopped is None else now - self.stopped,
             "ended": None if self.ended is None else now - self.ended,
             "is_done": self.is_done,
@@ -74,6 +79,7 @@ class RankState:
         self.heard = now
         self.since, self.progress = now - float(status["since"]), now - float(status["progress"])
         self.phase, self.num_phases = str(status["phase"])[:80], int(status["num_phases"])
+        self.waits = bool(status["waits"])
         self.step = None if status["step"] is None else int(status["step"])
         self.stopped = None if status["stopped"] is None else now - float(status["stopped"])
         self.ended = None if status["ended"] is None else now - float(status["ended"])
@@ -174,8 +180,9 @@ class Watch:
         patience = self.hang_timeout * (_START_FACTOR if is_starting else 1)
         if not open_ranks or now - max(one.progress for one in open_ranks) <= patience:
             return None
-        # every rank passes through the same phases: who is behind, or stands still longest, holds up the others
-        slowest = min(open_ranks, key=lambda one: (one.stopped is None, one.num_phases, one.progress))
+        # every rank passes through the same phases: who is behind holds up the others, else who does not wait for
+        # another one, else who stands still longest
+        slowest = min(open_ranks, key=lambda one: (one.stopped is None, one.num_phases, one.waits, one.progress))
         what = "is stopped (SIGSTOP, or a debugger)" if slowest.stopped is not None else "does not get on"
         text = self._hang(slowest, f"{what}; no rank made progress for {patience:.0f} s", now)
         return Verdict(text, EXIT_LOST, True)

@@ -12,14 +12,15 @@ HANG_SECONDS = 4
 # all of a step together take more than twice as long as a hang, each of them a fifth of it
 NUM_SAMPLES, SECONDS_EACH = 12, 0.75
 
-# One worker scores everything in order. In the second step it meets a sample that it never finishes.
+# One worker scores everything in order. In the second step it meets a sample that it never finishes; by then rank 0,
+# which waits for it, has got on later than rank 1, which waits for rank 0.
 REWARD = f"""
 import time
 num_calls = 0
 def slow(prompt, sample):
     global num_calls
     num_calls += 1
-    time.sleep({SECONDS_EACH} if num_calls <= {NUM_SAMPLES} else 1000)
+    time.sleep({SECONDS_EACH} if num_calls <= {NUM_SAMPLES + 2} else 1000)
     return 1.0
 """
 

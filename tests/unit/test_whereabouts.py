@@ -15,6 +15,7 @@ from megarl.config.rewards import RewardSettings
 from megarl.config.scoring import ScoringSettings
 from megarl.core.protocols import Generation, GenerationRequest, SamplingParams
 from megarl.core.sample import Group, Prompt, Sample
+from megarl.launch.watch import RankState, Watch
 from megarl.rewards.scorer import Scorer
 from megarl.rollout.conversation import PolicyTurn
 from megarl.rollout.rounds import Rounds
@@ -68,6 +69,20 @@ def test_turns_of_a_conversation_are_told() -> None:
 
 def test_a_conversation_that_is_given_up_is_told() -> None:
     assert tells(Rounds([_Talk()], 1, 0.01).next)
+
+
+def test_who_waits_for_another_is_not_named() -> None:
+    """Although the one that is to blame got on later."""
+    watch = Watch({rank: RankState(rank, "here", 0.0, 0.0) for rank in range(2)}, 10.0)
+    for rank in range(2):
+        watch.ranks[rank].take({"step": 1, "phase": "reward/compute_rewards", "at": 1.0})
+    watch.ranks[1].take({"waits": True, "at": 5.0})
+    watch.ranks[0].take({"at": 4.0})
+    for one in watch.ranks.values():
+        one.take_status(one.to_status(5.0), 5.0)
+    assert watch.judge(13.9) is None
+    verdict = watch.judge(14.1)  # to wait is no progress
+    assert verdict is not None and verdict.message.startswith("MRL-5301 rank 0 on here")
 
 
 def test_parts_of_a_checkpoint_are_told(tmp_path: Path) -> None:
