@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from megarl.checkpoint.rank_file import file_name
+from megarl.core import whereabouts
 from megarl.core.errors import DataError
 
 FORMAT = 1
@@ -94,6 +95,7 @@ def verify_file(directory: Path, record: FileRecord) -> None:
         if num_bytes != record.num_bytes:
             raise Damage(f"{record.name} has {num_bytes} bytes instead of {record.num_bytes}")
         while chunk := file.read(_CHUNK_BYTES):
+            whereabouts.tick()
             digest.update(chunk)
     if digest.hexdigest() != record.sha256:
         raise Damage(f"{record.name} has another SHA-256 than its manifest says")

@@ -99,6 +99,7 @@ def take_snapshot(slices: Sequence[Slice], rank_state: Mapping[str, torch.Tensor
     devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
     buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=bool(devices))
     for key in keys:
+        whereabouts.tick()
         tensor = tensors[key].detach()
         place = buffer[slice(*spans[key])].view(tensor.dtype).view(tensor.shape)
         place.copy_(tensor, non_blocking=True)

@@ -15,6 +15,7 @@ from megarl.checkpoint import directory as places
 from megarl.checkpoint.geometry import Overlap, overlaps, rectangles
 from megarl.checkpoint.manifest import Damage, Manifest, read_manifest, verify_file
 from megarl.checkpoint.rank_file import STATE_PREFIX, Piece, dtype_name, file_name, read_pieces
+from megarl.core import whereabouts
 from megarl.core.errors import DataError, MissingInputError, StorageError
 from megarl.core.slices import Box, Slice
 
@@ -107,6 +108,7 @@ class Checkpoint:
         for name, copies in by_file.items():
             file = self._opened(name)
             for copy in copies:
+                whereabouts.tick()
                 saved = file.get_tensor(copy.piece.key)
                 if copy.parts is None:
                     copy.target.copy_(saved)

@@ -10,7 +10,7 @@ class LaunchSettings(Section):
 
     hang_timeout_seconds: float | None = setting(
         1800.0,
-        "If no rank gets on for this long (ten times as long before the first step), or one is stopped for this long, "
+        "If no rank gets on for this long (ten times as long while models are built), or one is stopped for this long, "
         "all of them are ended; null: wait for ever, as with a debugger.",
         ge=1.0,
         le=1e9,

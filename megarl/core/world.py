@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from megarl.core import wire
+from megarl.core import whereabouts, wire
 
 DRIVER = 0
 
@@ -78,10 +78,13 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
+        whereabouts.wait()
         dist.barrier(group=self.control_group)
 
     def broadcast(self, tree: Any) -> Any:
         """The driver's tree, on every rank."""
+        if not self.is_driver:
+            whereabouts.wait()
         frame = self._broadcast_frame(wire.encode(tree) if self.is_driver else b"")
         return tree if self.is_driver else wire.decode(frame)
 
@@ -93,6 +96,7 @@ class World:
                 if rank != DRIVER:
                     self._send(wire.encode(trees[rank]), rank)
             return trees[DRIVER]
+        whereabouts.wait()
         return wire.decode(self._receive(DRIVER))
 
     def gather(self, tree: Any) -> list[Any] | None:
@@ -100,6 +104,7 @@ class World:
         if not self.is_driver:
             self._send(wire.encode(tree), DRIVER)
             return None
+        whereabouts.wait()
         return [tree if rank == DRIVER else wire.decode(self._receive(rank)) for rank in range(self.size)]
 
     def sum_over_dp(self, values: torch.Tensor) -> torch.Tensor:

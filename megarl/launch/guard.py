@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megarl.core.errors import EXIT_INTERNAL
-from megarl.launch.kept import KeptRank
+from megarl.launch.kept import KeptRank, end_ranks
 from megarl.launch.line import LINE, RankLine, new_line
 from megarl.launch.watch import EXIT_LOST, RankState, Verdict, Watch
 
@@ -30,6 +30,8 @@ _BEAT_SECONDS = 1.0
 _POLL_SECONDS = 0.25
 # A guard whose rank has ended waits so long to hear why.
 _SECONDS_AFTER_THE_END = 8.0
+# The watch waits so long, once, for a peer whose machine takes no more: it has others to tell.
+_SECONDS_TO_TELL = 1.0
 _MAX_LINE = 1 << 20
 # They are for the rank. A guard leaves by itself when its rank has left.
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -90,6 +92,9 @@ class _Peer:
                     yield message
 
     def write(self, message: dict[str, Any]) -> None:
+        """Whoever did not take all of a message gets no other: each would be waited for."""
+        if not self.is_open:
+            return
         try:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -156,7 +161,7 @@ class Guard:
                     self._watch.logs = str(message["logs"])
         elif key.data == "listener" and self._listener is not None:
             connection, _ = self._listener.accept()
-            connection.settimeout(5.0)
+            connection.settimeout(_SECONDS_TO_TELL)
             peer = _Peer(connection)
             self._peers.append(peer)
             self._selector.register(connection, selectors.EVENT_READ, peer)
@@ -257,11 +262,8 @@ class Guard:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"{verdict.message}\n")
                 sys.stderr.flush()
-        if own.ended is None and verdict.is_hang:
-            self._kept.ask_for_stacks()
-            self._kept.await_stacks()
         if own.ended is None:
-            self._kept.end(verdict.exit_code)
+            end_ranks([self._kept], verdict.exit_code, with_stacks=verdict.is_hang)
         deadline = time.monotonic() + 2.0
         while self._members and time.monotonic() < deadline:  # a connection that is cut at once may lose the verdict
             for key, _ in self._selector.select(_POLL_SECONDS):

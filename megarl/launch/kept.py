@@ -1,4 +1,4 @@
-"""One rank's process in the hands of who watches over it: listen to it, look at it, get its stacks, end it."""
+"""A rank's process in the hands of who watches over it: listen to it, look at it, end it and see its stacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import select
 import signal
 import socket
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from megarl.launch.watch import RankState
 
 _SECONDS_FOR_STACKS = 1.0
 _SECONDS_TO_LEAVE = 1.0
+_SECONDS_TO_LOSE_A_PARENT = 0.5
 
 
 class KeptRank:
@@ -26,7 +29,7 @@ class KeptRank:
         self.pid = pid
         self.line = line
         self.process = os.pidfd_open(pid)  # readable when the process ends
-        self._parent = self._open_parent()
+        self._parent_pid, self._parent = self._open_parent()
 
     def drain(self) -> list[dict[str, Any]]:
         """Take what the rank told since the last time; returns it all the same."""
@@ -43,7 +46,7 @@ class KeptRank:
         if self.state.ended is None and self.has_ended(0.0):
             self.drain()
             self.state.ended = now
-            self.state.has_lost_parent = self._parent is not None and _is_readable(self._parent, 0.0)
+            self.state.has_lost_parent = self._has_lost_parent()
         is_stopped = self.state.ended is None and self._kernel_state() in ("T", "t")
         if not is_stopped:
             self.state.stopped = None
@@ -54,34 +57,32 @@ class KeptRank:
         """Whether the process ends within this time."""
         return _is_readable(self.process, seconds)
 
-    def ask_for_stacks(self) -> None:
-        """A stopped process must run to write its stacks; it is ended right afterwards."""
-        self._send(STACKS_SIGNAL)
-        if self.state.stopped is not None:
-            self._send(signal.SIGCONT)
-
-    def await_stacks(self) -> None:
-        """The kernel's word that they are written there is not; give it a moment."""
-        self.has_ended(_SECONDS_FOR_STACKS)
-
-    def end(self, exit_code: int) -> None:
-        """With this exit code, if the process still listens; else by force."""
+    def ask_to_leave(self, exit_code: int, *, with_stacks: bool) -> None:
+        """A stopped process must run to hear it. It asks nobody else, so that it does not go on with its work."""
         with contextlib.suppress(OSError):
-            self.line.send(json.dumps({"leave": exit_code}).encode(), socket.MSG_DONTWAIT)
-        if not self.has_ended(_SECONDS_TO_LEAVE):
-            self._send(signal.SIGKILL)
-            self.has_ended(_SECONDS_TO_LEAVE)
+            message = {"leave": exit_code, "stacks": with_stacks}
+            self.line.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+        self.send(signal.SIGCONT)
 
-    def _send(self, number: int) -> None:
+    def send(self, number: int) -> None:
+        """This signal, if the process is still there."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.process, number)
 
-    def _open_parent(self) -> int | None:
-        """A descriptor of who started the rank: when that is killed, the kernel ends the rank with it."""
+    def _open_parent(self) -> tuple[str, int | None]:
+        """Number and descriptor of who started the rank: when that is killed, the kernel ends the rank with it."""
+        pid = "".join(self._status()[1:2])
         try:
-            return os.pidfd_open(int(self._status()[1]))
-        except (OSError, IndexError):  # it is gone, or outside of this container
-            return None
+            return pid, os.pidfd_open(int(pid))
+        except (OSError, ValueError):  # it is gone, or outside of this container
+            return pid, None
+
+    def _has_lost_parent(self) -> bool:
+        """Children end a moment before the process that was killed is seen to have ended."""
+        status = self._status()
+        if self._parent is None or (status and status[1] == self._parent_pid):
+            return False
+        return bool(status) or _is_readable(self._parent, _SECONDS_TO_LOSE_A_PARENT)
 
     def _kernel_state(self) -> str:
         return next(iter(self._status()), "")
@@ -97,3 +98,22 @@ class KeptRank:
 
 def _is_readable(descriptor: int, seconds: float) -> bool:
     return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
+
+
+def end_ranks(ranks: Sequence[KeptRank], exit_code: int, *, with_stacks: bool) -> None:
+    """All of them at once, so that many take no longer than one: those that listen by themselves, the rest by force."""
+    for rank in ranks:
+        rank.ask_to_leave(exit_code, with_stacks=with_stacks)
+    stuck = _not_ended(ranks, _SECONDS_TO_LEAVE)
+    if stuck and with_stacks:
+        for rank in stuck:
+            rank.send(STACKS_SIGNAL)
+        stuck = _not_ended(stuck, _SECONDS_FOR_STACKS)  # nobody says when they are written
+    for rank in stuck:
+        rank.send(signal.SIGKILL)
+    _not_ended(stuck, _SECONDS_TO_LEAVE)
+
+
+def _not_ended(ranks: Sequence[KeptRank], seconds: float) -> list[KeptRank]:
+    deadline = time.monotonic() + seconds
+    return [rank for rank in ranks if not rank.has_ended(deadline - time.monotonic())]

@@ -15,14 +15,14 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from megarl.core import whereabouts
 from megarl.core.errors import EXIT_INTERNAL
 
 # The number of the inherited socket.
 LINE = "MEGARL_LINE"
-# Makes a rank write its stacks, even if its interpreter is stuck.
+# Makes a rank write its stacks even if its interpreter is stuck; one that listens does so before it leaves.
 STACKS_SIGNAL = signal.SIGUSR2
 MAX_PACKET = 65536
 _SECONDS_TO_LISTEN = 60.0
@@ -38,7 +38,7 @@ class RankLine:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._stacks: Path | None = None
+        self._stacks: IO[str] | None = None
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # until there is a file to write to
         whereabouts.report_to(end)
@@ -46,9 +46,8 @@ class RankLine:
 
     def open_stacks(self, path: Path) -> None:
         """Where stacks go when they are asked for."""
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115  (to the end of the process)
-        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-        self._stacks = path
+        self._stacks = open(path, "w", encoding="utf-8")  # noqa: SIM115  (to the end of the process)
+        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
 
     def where_the_watch_listens(self) -> list[Any]:
         """Host, port and password; the driver's guard says so soon after its start."""
@@ -63,8 +62,9 @@ class RankLine:
         if self._stacks is not None:
             faulthandler.unregister(STACKS_SIGNAL)
             signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
-            if self._stacks.stat().st_size == 0:
-                self._stacks.unlink()
+            path = Path(self._stacks.name)
+            if path.stat().st_size == 0:
+                path.unlink()
         whereabouts.tell({"done": True})
 
     def _listen(self) -> None:
@@ -72,6 +72,8 @@ class RankLine:
             message = json.loads(packet)
             if "listening" in message:
                 self._heard.put(message["listening"])
+            if message.get("stacks") and self._stacks is not None:
+                faulthandler.dump_traceback(self._stacks, all_threads=True)
             if "leave" in message:
                 _leave_now(int(message["leave"]))
         # without it nobody would notice should this rank hang; the others are told by its lost connection

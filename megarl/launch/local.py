@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from megarl.core.errors import EXIT_OK, Preempted
-from megarl.launch.kept import KeptRank
+from megarl.launch.kept import KeptRank, end_ranks
 from megarl.launch.line import LINE, new_line
 from megarl.launch.network import LOOPBACK
 from megarl.launch.rendezvous import RankRecord, hand_over, local_record
@@ -26,7 +28,8 @@ from megarl.run.stop import SIGNALS, StopRequest
 LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
 
 _EXIT_BY_SIGNAL = 128  # plus the signal's number: what a shell reports
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.25
+_SECONDS_TO_DIE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,9 @@ def run_ranks(num_ranks: int, program: Program) -> int:
         _end(ranks, None)
         raise
     _end(ranks, verdict)
+    # torch, which opening the inputs has loaded, is not searched for garbage when this process ends: on a busy machine
+    # that takes many seconds
+    gc.freeze()
     if verdict is None:
         return EXIT_OK
     return _report(verdict, ranks, stop)
@@ -153,17 +159,16 @@ def _watch(ranks: list[_Local], watch: Watch) -> Verdict | None:
 
 
 def _end(ranks: list[_Local], verdict: Verdict | None) -> None:
-    """Nobody stays. If somebody hangs, everybody's stacks are written down first."""
+    """Nobody stays. If somebody hangs, everybody's stacks are written down."""
     alive = [rank for rank in ranks if rank.process.poll() is None]
     if verdict is not None and verdict.is_hang:
-        for rank in alive:
-            rank.kept.ask_for_stacks()
-        for rank in alive:
-            rank.kept.await_stacks()
+        end_ranks([rank.kept for rank in alive], verdict.exit_code, with_stacks=True)
     for rank in alive:
         rank.process.kill()
+    deadline = time.monotonic() + _SECONDS_TO_DIE
     for rank in ranks:
-        rank.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it, at a disk that does not answer
+            rank.process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _report(verdict: Verdict, ranks: list[_Local], stop: StopRequest) -> int:

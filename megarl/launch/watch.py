@@ -13,7 +13,7 @@ from megarl.core.errors import EXIT_INTERNAL
 EXIT_LOST = 69
 # When one rank has ended, its neighbours fail a moment later; the one who explains it may be the slower to speak.
 GRACE_SECONDS = 2.0
-# Before the first step packages and models are loaded, and nothing tells how far that is.
+# While packages are imported and models are built, not all that takes long tells how far it is.
 _START_FACTOR = 10
 GO_ON = "Run the same command to go on from the last checkpoint."
 
@@ -30,6 +30,8 @@ class RankState:
     phase: str = "start"
     step: int | None = None
     num_phases: int = 0
+    # whether it waits for another rank
+    waits: bool = False
     # since when it is stopped (SIGSTOP, a debugger); None: it runs
     stopped: float | None = None
     ended: float | None = None
@@ -47,7 +49,9 @@ class RankState:
     def take(self, message: dict[str, Any]) -> None:
         """One message of the rank itself."""
         at = float(message["at"])
-        self.progress = max(self.progress, at)
+        self.waits = bool(message.get("waits"))
+        if not self.waits:
+            self.progress = max(self.progress, at)
         if "step" in message:
             self.step = int(message["step"])
         if "phase" in message:
@@ -65,6 +69,7 @@ class RankState:
             "phase": self.phase,
             "step": self.step,
             "num_phases": self.num_phases,
+            "waits": self.waits,
             "stopped": None if self.stopped is None else now - self.stopped,
             "ended": None if self.ended is None else now - self.ended,
             "has_lost_parent": self.has_lost_parent,
@@ -77,6 +82,7 @@ class RankState:
         self.heard = now
         self.since, self.progress = now - float(status["since"]), now - float(status["progress"])
         self.phase, self.num_phases = str(status["phase"])[:80], int(status["num_phases"])
+        self.waits = bool(status["waits"])
         self.step = None if status["step"] is None else int(status["step"])
         self.stopped = None if status["stopped"] is None else now - float(status["stopped"])
         self.ended = None if status["ended"] is None else now - float(status["ended"])
@@ -183,8 +189,9 @@ class Watch:
         patience = self.hang_timeout * (_START_FACTOR if is_starting else 1)
         if not open_ranks or now - max(one.progress for one in open_ranks) <= patience:
             return None
-        # every rank passes through the same phases: who is behind, or stands still longest, holds up the others
-        slowest = min(open_ranks, key=lambda one: (one.stopped is None, one.num_phases, one.progress))
+        # every rank passes through the same phases: who is behind holds up the others, else who does not wait for
+        # another one, else who stands still longest
+        slowest = min(open_ranks, key=lambda one: (one.stopped is None, one.num_phases, one.waits, one.progress))
         what = "is stopped (SIGSTOP, or a debugger)" if slowest.stopped is not None else "does not get on"
         text = self._hang(slowest, f"{what}; no rank made progress for {patience:.0f} s", now)
         return Verdict(text, EXIT_LOST, True)

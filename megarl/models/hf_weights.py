@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from safetensors import SafetensorError, safe_open
 
+from megarl.core import whereabouts
 from megarl.core.errors import DataError, MissingInputError
 from megarl.core.seeding import derive_seed
 from megarl.core.world import Axis, World
@@ -119,6 +120,7 @@ def import_weights(
     expected = {(entry.chunk, entry.name) for entry in ours}
     assert expected == parameters.keys(), f"parameter table and model differ: {sorted(expected ^ parameters.keys())}"
     for entry in ours:
+        whereabouts.tick()
         axis = axis_of(entry, world)
         wanted = entry.cut.needed(entry.hf_shapes, axis.rank, axis.size)
         parts = [source(*each) for each in zip(entry.hf_names, entry.hf_shapes, wanted, strict=True)]
@@ -158,6 +160,7 @@ def export_weights(
     dtype = next(iter(parameters.values())).dtype
     for stage, table in enumerate(tables):
         for bucket in _buckets([entry for entry in table if entry.exported]):
+            whereabouts.tick()
             if stage == world.pp.rank and bucket[0].ep_rank in (None, world.ep.rank):
                 tensors = _join(bucket, parameters, axis_of(bucket[0], world))
             else:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
+from megarl.core import whereabouts
 from megarl.core.batch import MicroBatch
 from megarl.core.world import World
 from megarl.models.layout import Layout
@@ -80,6 +81,7 @@ def _run(
     batches = pack_microbatches(microbatches, layout)
 
     def forward_step(coming: Iterator[PackedMicroBatch], module: torch.nn.Module) -> Any:
+        whereabouts.tick()
         packed = next(coming)
         output = module(
             input_ids=packed.token_ids[None],

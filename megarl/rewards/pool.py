@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from megarl.core.errors import ConfigError, DataError, EngineError
 from megarl.core.loop_thread import LoopThread
 from megarl.rewards.outcome import RELAY_IS_LOST, TOOK_TOO_LONG, Failure
+from megarl.rewards.relay_turns import turns
 from megarl.rewards.reward import Reward
 from megarl.rewards.worker_process import WorkerLost, WorkerProcess, WorkerSpec
 
@@ -144,14 +145,16 @@ class WorkerPool:
         try:
             await worker.ready()
         except WorkerLost as lost:
+            failure, relays = lost.failure, self._spec.relays
+            # a machine that is gone is the launcher's to replace, and worth another start
+            is_gone = failure.code == RELAY_IS_LOST.code
+            if is_gone and relays is not None and turns.has_one(relays.places):
+                return False
             self._num_failed_starts += 1
-            failure = lost.failure
             if failure.code.startswith("MRL-1"):  # a mistake in the configuration does not go away
                 self._break(ConfigError(failure.code, failure.text))
             elif self._num_failed_starts >= _MAX_FAILED_STARTS:
                 text = f'reward "{self._spec.name}" {failure.kind}: {failure.text}.'
-                # a machine that is gone is the launcher's to replace, and worth another start
-                is_gone = failure.code == RELAY_IS_LOST.code
                 self._break((EngineError if is_gone else DataError)(failure.code, text))
             return False
         self._num_failed_starts = 0

@@ -20,9 +20,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 from megarl.rewards.guard import BROKEN, STOPPED
-from megarl.rewards.relay_link import SECONDS_TO_MEET, framed, may_listen, meet_driver, read_frame, tune
+from megarl.rewards.relay_link import (
+    BEAT,
+    HEADER_BYTES,
+    SECONDS_BETWEEN_BEATS,
+    SECONDS_TO_MEET,
+    framed,
+    may_listen,
+    meet_driver,
+    read_frame,
+    tune,
+)
 from megarl.rewards.start_worker import Started, start_worker
 
 _MAX_WORKERS = 1024
@@ -120,11 +131,15 @@ def _serve(connection: socket.socket, path: list[str]) -> None:
 
 
 class _Talk:
-    """Copies between a connection and a worker's pipes, never more ahead of one side than a chunk."""
+    """Copies between a connection and a worker's pipes, never more ahead of one side than a chunk.
+
+    A driver that hears nothing of a worker hears that the relay is there.
+    """
 
     def __init__(self, connection: socket.socket, worker: Started, opening: bytes) -> None:
         self._connection, self._worker = connection, worker
         self._to_worker, self._to_driver = opening, b""
+        self._spoke = time.monotonic()
         connection.setblocking(False)
         os.set_blocking(worker.requests, False)
         os.set_blocking(worker.replies, False)
@@ -141,7 +156,7 @@ class _Talk:
                 poller.register(requests, select.POLLOUT)
             if not self._to_driver:
                 poller.register(replies, select.POLLIN)
-            events = dict(poller.poll())
+            events = dict(poller.poll(SECONDS_BETWEEN_BEATS * 1000))
             if events.get(own, 0) & _GONE:
                 return False
             if requests in events and not self._feed():
@@ -151,11 +166,16 @@ class _Talk:
                 said = os.read(replies, _CHUNK_BYTES)
                 if not said:
                     return True
-                self._to_driver = framed(said)
+                self._say(framed(said))
+            elif not self._to_driver and time.monotonic() - self._spoke >= SECONDS_BETWEEN_BEATS:
+                self._say(BEAT.to_bytes(HEADER_BYTES, "big"))
             if events.get(own, 0) & select.POLLIN:
                 self._to_worker = self._connection.recv(_CHUNK_BYTES)
             if events.get(own, 0) & select.POLLOUT:
                 self._to_driver = self._to_driver[self._connection.send(self._to_driver) :]
+
+    def _say(self, words: bytes) -> None:
+        self._to_driver, self._spoke = words, time.monotonic()
 
     def _feed(self) -> bool:
         """Write what the pipe takes; returns whether anybody reads it."""

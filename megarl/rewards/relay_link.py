@@ -27,8 +27,12 @@ MAX_OPENING_BYTES = 1 << 24
 # Time to prove oneself; nobody who may come in needs it all.
 SECONDS_TO_MEET = 5.0
 _NONCE_BYTES = DIGEST_BYTES = 32
-# A machine that vanished without a word is missed after so many milliseconds: before a sample takes too long.
-_SILENCE_MS = 5000
+# A relay says at least so often that it is there, by a header without a frame. A process that was stopped does not,
+# whereas its kernel would still answer for it.
+SECONDS_BETWEEN_BEATS = 1.0
+BEAT = (1 << 8 * HEADER_BYTES) - 1
+# Who says nothing for so long is lost: before a sample takes too long.
+SECONDS_OF_SILENCE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,9 @@ class Relays:
         """Of all of them."""
         return sum(relay.num_cpus for relay in self.places)
 
-    def only(self, number: int) -> Relays:
-        """One of them: they take turns."""
-        return Relays((self.places[number % len(self.places)],), self.token)
+    def only(self, relay: Relay) -> Relays:
+        """This one."""
+        return Relays((relay,), self.token)
 
     def variables(self) -> dict[str, str]:
         """The environment that tells a process of them."""
@@ -142,4 +146,4 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SECONDS_OF_SILENCE * 1000))

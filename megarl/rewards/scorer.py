@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from megarl.config.names import REWARD_MODEL
 from megarl.config.rewards import RewardSettings
 from megarl.config.scoring import ScoringSettings
+from megarl.core import whereabouts
 from megarl.core.errors import DataError
 from megarl.core.sample import Group, Prompt, Sample
 from megarl.rewards.driver_calls import DriverCalls
@@ -105,6 +106,8 @@ class Scorer:
         with self._lock:
             if id(sample) not in self._begun:
                 outcomes = [calls.submit(prompt, sample) for calls in self._calls]
+                for outcome in outcomes:
+                    outcome.add_done_callback(_get_on)
                 self._begun[id(sample)] = _Begun(sample, outcomes, self._num_finished)
 
     def finish(self, groups: Sequence[Group], meter: Statistics, *, is_refill: bool = False) -> list[Group]:
@@ -198,6 +201,11 @@ class Scorer:
             f"    {last.code} {last.text}\n"
             "    Mend the function, or change the setting if the run can do without these samples.",
         )
+
+
+def _get_on(_: Future[Reward | Failure]) -> None:
+    """A score, or its failure: whoever waits for all of them gets on."""
+    whereabouts.tick()
 
 
 def _failed_before(sample: Sample) -> _Failed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -17,7 +16,8 @@ from typing import Any
 
 from megarl.rewards.guard import BROKEN, MAX_PROCESSES, STOPPED, TOO_MANY_PROCESSES
 from megarl.rewards.outcome import RELAY_IS_LOST, Failure, from_reply
-from megarl.rewards.relay_link import Relays
+from megarl.rewards.relay_link import Relay, Relays
+from megarl.rewards.relay_turns import turns
 from megarl.rewards.reward import Reward
 from megarl.rewards.serve import HEADER_BYTES, ID_BYTES
 from megarl.rewards.start_worker import start_worker
@@ -28,8 +28,6 @@ _SECONDS_TO_END = 5.0
 ASYNC_CONCURRENCY = 64
 # What becomes of a process that stands for a worker elsewhere when the relay is lost; no worker's code is negative.
 _RELAY_LOST = -signal.SIGPIPE
-# relays take turns
-_turns = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +60,12 @@ class WorkerProcess:
         self._spec = spec
         log = str(spec.log.absolute() if spec.log else "")
         # The kernel ties the process to the thread that starts it: that of the event loop, which lives as long.
+        self._relay: Relay | None = None
         if spec.relays is None:
             self._started = start_worker("worker", spec.memory_bytes, log)
         else:
-            variables = spec.relays.only(next(_turns)).variables()
+            self._relay = turns.next(spec.relays.places)
+            variables = spec.relays.only(self._relay).variables()
             self._started = start_worker("relayed", spec.memory_bytes, log, variables)
         self._process = self._started.process
         self._requests = os.fdopen(self._started.requests, "wb", 0)
@@ -119,7 +119,7 @@ class WorkerProcess:
                 outcome: Reward | Failure = await future
                 return outcome
         except TimeoutError:
-            failure = Failure.of_time(self._spec.timeout_seconds)
+            failure = await self._why_late()
             self._give_up(failure)
             raise WorkerLost(failure) from None
         finally:
@@ -166,7 +166,11 @@ class WorkerProcess:
         if not isinstance(reply, dict) or "isolation" not in reply:
             told = from_reply(reply)
             text, code = (told.text, told.code) if isinstance(told, Failure) else ("it replied too early", "MRL-2110")
+            if self._relay is not None and code == RELAY_IS_LOST.code:
+                turns.lose(self._relay, str(reply.get("why")))
             raise WorkerLost(Failure("could not start", text, code))
+        if self._relay is not None:
+            turns.find(self._relay)
         self.isolation = str(reply["isolation"])
         self.concurrency = ASYNC_CONCURRENCY if reply.get("is_async") is True else 1
         self._reader = asyncio.create_task(self._read(reader))
@@ -236,9 +240,21 @@ class WorkerProcess:
         words = self._started.last_words()
         return f"{ended} while it started{': ' + words if words else ''}"
 
+    async def _why_late(self) -> Failure:
+        """It took too long; unless its relay is silent, which a process that stands for a worker says in the end."""
+        late = Failure.of_time(self._spec.timeout_seconds)
+        if self._relay is None:
+            return late
+        self.kill()
+        await self._how_it_ended()
+        return self._ending(late.kind, late.text, late.code)
+
     def _ending(self, kind: str, text: str, code: str) -> Failure:
         """Why the process ended: what is said here, unless the way to its worker was lost."""
-        return RELAY_IS_LOST if self._process.poll() == _RELAY_LOST else Failure(kind, text, code)
+        if self._relay is None or self._process.poll() != _RELAY_LOST:
+            return Failure(kind, text, code)
+        turns.lose(self._relay, self._started.last_words())
+        return RELAY_IS_LOST
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from megarl.core import whereabouts
 from megarl.core.protocols import Generation, GenerationRequest
 from megarl.rollout.conversation import Abandoned, PolicyTurn
 
@@ -113,6 +114,7 @@ class Rounds:
 
     def ask(self, talk: Talk, request: GenerationRequest) -> Future[PolicyTurn]:
         """Wait for the policy. Of the conversation."""
+        whereabouts.tick()
         with self._changed:
             own = self._mine(talk)
             turn: Future[PolicyTurn] = Future()
@@ -133,6 +135,7 @@ class Rounds:
 
         It is told whether a question to the policy is still open.
         """
+        whereabouts.tick()
         with self._changed:
             try:
                 own = self._in_time(talk)
@@ -195,6 +198,7 @@ class Rounds:
                 self._give_up(talk)
 
     def _give_up(self, talk: Talk) -> None:
+        whereabouts.tick()
         self.num_given_up += 1
         self._drop(talk).cancel()
         talk.time_out(self._timeout_seconds)

@@ -14,6 +14,7 @@ from typing import Any
 
 from megarl.checkpoint.commit import made_with
 from megarl.config.schema import RunConfig
+from megarl.core import whereabouts
 from megarl.core.errors import StorageError
 from megarl.core.sample import Prompt, Sample
 from megarl.core.world import World
@@ -47,6 +48,7 @@ def run_evaluation(config: RunConfig, candidate: Candidate, world: World, direct
         inputs.start_scorers()  # they warm up while the model is built
     evaluation = Builder(moved, inputs, world, Recorder(None)).build_evaluation(source)
     meter = Meter()
+    whereabouts.begin_step(step or 0)  # everything is built: from here on, who stands still is missed
     try:
         evaluator = evaluation.evaluator
         for kind in ("eval", "bench"):

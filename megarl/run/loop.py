@@ -14,6 +14,7 @@ def train(run: Run, num_done: int) -> None:
     """All stages of a run, from the first step after the ``num_done`` that a checkpoint holds. Collective."""
     world, residency, recorder = run.world, run.residency, run.recorder
     reach = partial(faults.reach, rank=run.world.rank)
+    whereabouts.begin_step(num_done)  # everything is built: from here on, who stands still is missed
     if num_done == 0:
         opening = Meter()
         run.evaluator.evaluate_if_due(0, opening)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megarl.core import whereabouts
 from megarl.core.bucket import num_bytes, recut
 from megarl.core.loop_thread import LoopThread
 from megarl.core.protocols import PushTargets, RemoteEngine
@@ -56,7 +55,6 @@ class ServerTransport:
         delivery.begin("in_place" if plan["in_flight"] else "retract")
         tally, size = Tally(version), 0
         for bucket, is_last in recut(self._export(), self._road.bucket_bytes):
-            whereabouts.tick()
             size += num_bytes(bucket)
             delivery.take(bucket, tally, is_last)
         delivery.finish(tally)

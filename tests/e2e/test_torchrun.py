@@ -24,6 +24,9 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 NUM_STEPS = 8
 HANG_SECONDS = 6
 SETTINGS = (*INTERRUPTED, f"run.num_steps={NUM_STEPS}", f"launch.hang_timeout_seconds={HANG_SECONDS}")
+# After a hang was found everything ends within this time (docs/launching.md), on a busy machine too: with four more
+# busy processes on two cores it takes one to three.
+PROMISED_SECONDS = 10
 # What a busy machine needs for a start with two imports of torch.
 PATIENCE = 240.0
 
@@ -171,10 +174,10 @@ def test_two_nodes_one_of_which_is_stopped(expected: list[str], tmp_path: Path) 
             seconds = time.monotonic() - begin
             outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
         assert alive == []
-        # the promise is the time-out and ten seconds; this machine may be busy
-        assert seconds < HANG_SECONDS + 20
+        assert seconds < HANG_SECONDS + PROMISED_SECONDS
         assert "MRL-5301 rank 1 on" in outputs[0], outputs
         assert "is stopped" in outputs[0]
+        assert "step:" not in outputs[0].partition("MRL-5301")[2]  # it is continued to end, not to go on
         assert "MRL-" not in outputs[1]
         assert_nothing_is_left(tmp_path)
         logs = tmp_path / "quickstart" / "logs"
@@ -198,7 +201,9 @@ def test_a_stopped_driver_under_the_local_launcher(expected: list[str], tmp_path
             child for child in psutil.Process(processes[0].pid).children() if child.environ().get("RANK") == "0"
         )
         driver.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
         output, _ = processes[0].communicate(timeout=PATIENCE)
+        assert time.monotonic() - begin < HANG_SECONDS + PROMISED_SECONDS
     assert processes[0].returncode == 69, output
     assert "MRL-5301 rank 0 on" in output
     assert "is stopped" in output

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,8 @@ def main() -> None:
     while behaviour == "works" or not (place / "enough").exists():
         whereabouts.tick()
         time.sleep(0.05)
+    if behaviour == "stuck":  # no other thread gets to run
+        re.match("(a+)+$", "a" * 60 + "b")
     time.sleep(1000)
 
 

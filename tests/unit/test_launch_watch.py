@@ -149,7 +149,7 @@ def gang(tmp_path: Path) -> Iterator[Gang]:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             started.append(subprocess.Popen(command, env=environment, stderr=errors, cwd=ROOT))
         wait_until(lambda: all((tmp_path / f"ready_{rank}").exists() for rank in range(len(behaviours))))
-        if set(behaviours) <= {"works", "waits"}:
+        if set(behaviours) <= {"works", "waits", "stuck"}:
             wait_until(lambda: num_reporting(tmp_path) == len(behaviours) - 1)
         return started
 
@@ -220,6 +220,16 @@ def test_a_stopped_rank(victim: int, gang: Gang, tmp_path: Path) -> None:
     message = (tmp_path / "errors").read_text()
     assert message.startswith(f"MRL-5301 rank {victim} on {socket.gethostname()} is stopped")
     assert message.count("MRL-") == 1
+    for rank in range(2):
+        assert "guarded_rank.py" in (tmp_path / f"stacks_rank_{rank}.txt").read_text()
+
+
+def test_a_rank_whose_interpreter_is_stuck(gang: Gang, tmp_path: Path) -> None:
+    ranks = gang("waits", "stuck")
+    (tmp_path / "enough").touch()
+    assert [rank.wait(PATIENCE) for rank in ranks] == [69, -signal.SIGKILL]
+    wait_until(lambda: guards_of(tmp_path) == [])
+    assert (tmp_path / "errors").read_text().count("MRL-5301") == 1
     for rank in range(2):
         assert "guarded_rank.py" in (tmp_path / f"stacks_rank_{rank}.txt").read_text()
 
