@@ -129,6 +129,16 @@ def test_nodes_for_rewards_are_warned_of(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.startswith("warning: launch.reward_nodes=2 is for `megarl launch ray` only")
 
 
+def test_nodes_for_rewards_are_warned_of_by_megarl_train_as_well(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before anything else; the data is bad so that it ends there."""
+    (tmp_path / "bad.jsonl").write_text("no JSON\n")
+    words = [f"run.dir={tmp_path}", f"data.train={tmp_path / 'bad.jsonl'}", "launch.reward_nodes=2"]
+    assert main(["train", str(QUICKSTART), *words]) == 65
+    assert capsys.readouterr().err.startswith("warning: launch.reward_nodes=2 is for `megarl launch ray` only")
+
+
 def test_tensor_parallel_groups_across_nodes_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run.num_ranks=6", "actor.parallel.tp_size=2"]
     assert main(["launch", "slurm", str(QUICKSTART), "--nodes", "2", *words]) == 0
