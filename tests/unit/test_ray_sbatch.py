@@ -80,7 +80,9 @@ def test_a_warned_run_is_requeued_if_it_was_saved_and_not_if_it_finished(
 
 
 @pytest.mark.parametrize(
-    "megarl", [SAVES.format(code=76), "echo ready; exec sleep 600"], ids=["it says so", "it does not listen yet"]
+    "megarl",
+    [SAVES.format(code=76), "echo ready; exec sleep 600", SAVES.format(code=15)],
+    ids=["it says so", "it does not listen yet", "Ray answers"],
 )
 def test_a_warned_run_without_a_step_ends_the_job(megarl: str, tmp_path: Path) -> None:
     returned, said = warned(tmp_path, megarl)
