@@ -61,3 +61,9 @@ class Preempted(MegarlError):
     """The run was asked to stop, saved everything and can go on later. Codes MRL-8xxx."""
 
     exit_code = 75
+
+
+class PreemptedIdle(Preempted):
+    """Asked to stop before this start had finished a step: the same start again may get no further. Code MRL-8002."""
+
+    exit_code = 76

@@ -30,6 +30,7 @@ def add_launchers(launchers: Any, add: AddCommand) -> None:
     slurm.add_argument("--ranks-per-node", metavar="N", type=int, help="run.num_ranks / nodes if not given")
     slurm.add_argument("--time", metavar="LIMIT", default="24:00:00", help="Slurm's time limit; 24:00:00 if not given")
     slurm.add_argument("--save-before", metavar="SECONDS", type=int, default=300, help="save so long before; 300")
+    slurm.add_argument("--cpus-per-rank", metavar="N", type=int, help="cores of each rank, its servers and rewards")
     slurm.add_argument("--partition", metavar="NAME", help="Slurm's partition")
     slurm.add_argument("--out", metavar="FILE", type=Path, help="the file to write; to the terminal if not given")
     slurm.add_argument("--submit", action="store_true", help="hand it to sbatch")
@@ -67,7 +68,12 @@ def _launch_on_slurm(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     require_inputs(config)
     request = SlurmRequest(
-        arguments.nodes, arguments.ranks_per_node, arguments.time, arguments.save_before, arguments.partition
+        arguments.nodes,
+        arguments.ranks_per_node,
+        arguments.time,
+        arguments.save_before,
+        arguments.partition,
+        arguments.cpus_per_rank,
     )
     script, warnings = render(config, request, arguments.config, arguments.overrides)
     sys.stderr.writelines(f"{warning}\n" for warning in warnings)

@@ -177,7 +177,7 @@ def _report(verdict: Verdict, ranks: list[_Local], stop: StopRequest) -> int:
     early = [rank for rank in ranks if asked and rank.process.returncode in (-asked, _EXIT_BY_SIGNAL + asked)]
     if asked is not None and early and all(rank.kept.state.words is None for rank in ranks):
         # It was asked to stop before it could listen.
-        told = Preempted("MRL-8001", f"stopped by {asked.name} at the start.\nRun the same command to go on.")
+        told = Preempted("MRL-8002", f"stopped by {asked.name} at the start.\nRun the same command to go on.")
         sys.stderr.write(f"{told}\n")
         return told.exit_code
     sys.stderr.write(f"{verdict.message}\n")

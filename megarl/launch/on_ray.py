@@ -25,7 +25,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from megarl.config.schema import RunConfig
-from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, EngineError, MegarlError, Preempted
+from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, EngineError, MegarlError, PreemptedIdle
 from megarl.launch.hosted import HostedRank, HostedRelay, Place
 from megarl.launch.network import LOOPBACK
 from megarl.launch.ray_plan import (
@@ -179,7 +179,7 @@ def _await_bundles(bundles: Any, placement: Placement, seconds: float, stop: _St
     deadline = time.monotonic() + seconds
     while not bundles.wait(min(_BEAT_SECONDS, max(0.0, deadline - time.monotonic()))):
         if stop.request.received is not None:
-            raise Preempted("MRL-8001", f"stopped by {stop.request.received.name} at the start.\nSubmit it again.")
+            raise PreemptedIdle("MRL-8002", f"stopped by {stop.request.received.name} at the start.\nSubmit it again.")
         if time.monotonic() > deadline:
             num_free = ray.available_resources().get(placement.device, 0.0)
             raise lack(placement, _nodes(), num_free, seconds)
@@ -314,7 +314,7 @@ def _judge(group: _Group, ends: dict[int, int | None], stop: _Stop) -> int:
     asked = stop.request.received
     is_explained = any(b"MRL-" in group.tails.get(rank, b"") for rank in ends)
     if asked is not None and not is_explained:
-        early = Preempted("MRL-8001", f"stopped by {asked.name} at the start.\nSubmit it again to go on.")
+        early = PreemptedIdle("MRL-8002", f"stopped by {asked.name} at the start.\nSubmit it again to go on.")
         _say(str(early))
         return early.exit_code
     if b"MRL-" not in group.tails.get(0, b""):

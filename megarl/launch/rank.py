@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from megarl.config.schema import RunConfig
 from megarl.core import whereabouts
-from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError
+from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError, Preempted, PreemptedIdle
 from megarl.launch.guard import start_guard
 from megarl.launch.line import LINE, RankLine
 from megarl.launch.local import LAUNCHER_PID
@@ -57,8 +57,10 @@ def run_launched_rank(config: RunConfig, record: RankRecord, work: Work) -> int:
         line.leave(None, EXIT_OK)
         return EXIT_OK
     except MegarlError as error:
-        line.leave(str(error), error.exit_code)
-        code = error.exit_code
+        # only who starts ranks again by himself has to know whether it helps
+        is_plain = isinstance(error, PreemptedIdle) and record.launcher == "local"
+        code = Preempted.exit_code if is_plain else error.exit_code
+        line.leave(str(error), code)
     except BaseException as error:
         trace = _write_trace(config, record.rank)
         what = f"MRL-9001 internal error in rank {record.rank}: {type(error).__name__}: {error}"

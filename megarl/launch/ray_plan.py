@@ -14,12 +14,13 @@ from typing import Literal
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError, DataError, EngineError, MissingInputError, RunDirInUseError, StorageError
+from megarl.launch.layout import num_spare_gpus
 from megarl.rewards.relay_link import may_listen
 
 # Another start would meet the same mistake, or do harm.
 _FINAL_CODES = {kind.exit_code for kind in (ConfigError, DataError, MissingInputError, RunDirInUseError, StorageError)}
 # A rank, or its machine, was lost; or it was asked to leave by somebody else than us.
-_PASSING_CODES = (69, 75)
+_PASSING_CODES = (69, 75, 76)
 _FIRST_SIGNAL_CODE = 128
 _SECONDS_TO_ANSWER = 5.0
 
@@ -122,13 +123,11 @@ def plan_placement(config: RunConfig, nodes: Sequence[ClusterNode], asked_nodes:
 
 
 def _placement(config: RunConfig, num_nodes: int, *, on_gpus: bool) -> Placement:
-    per_node, own = config.run.num_ranks // num_nodes, config.generation
+    per_node = config.run.num_ranks // num_nodes
     rewards = {"num_reward_nodes": config.launch.reward_nodes, "reward_cpus": config.launch.reward_cpus}
     if not on_gpus:
         return Placement(num_nodes, per_node, "CPU", **rewards)
-    starts_servers = config.uses_servers and not own.urls and not own.colocated
-    num_servers = -(-(own.num_servers or num_nodes) // num_nodes) if starts_servers else 0
-    return Placement(num_nodes, per_node, "GPU", num_servers * own.tp_size, **rewards)
+    return Placement(num_nodes, per_node, "GPU", num_spare_gpus(config, num_nodes), **rewards)
 
 
 def visible_devices(of_actors: Sequence[str]) -> str | None:

@@ -18,14 +18,18 @@ from pathlib import Path
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
+from megarl.launch.layout import num_spare_gpus, warn_of_reward_nodes
 from megarl.launch.rendezvous import describe_layout
 
 # minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S
 _TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,6})(?::(\d{1,4}))?(?::(\d{1,4}))?")
 _PARTITION = re.compile(r"[A-Za-z0-9_.,-]+")
 _MAX_SUGGESTIONS = 8
+_EXAMPLE_CPUS = 8
 # Slurm may warn up to a minute earlier than asked.
 _SHORTEST_RUN_SECONDS = 60
+# what sbatch takes behind --signal
+_EARLIEST_WARNING_SECONDS = 65_535
 
 _HEADER = """\
 #!/bin/bash
@@ -40,6 +44,11 @@ _HEADER = """\
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
+# A rank shares its cores with its servers and reward workers; Slurm gives it one if nothing is said (--cpus-per-rank of
+# `megarl launch slurm`). --mem=0 is all memory of a node, --exclusive the whole node. Remove a # to ask for it:
+{cpus}#SBATCH --cpus-per-task={cpus_per_rank}
+##SBATCH --mem=0
+##SBATCH --exclusive
 """
 
 _BODY = """\
@@ -79,10 +88,15 @@ while [ -n "$interrupted" ]; do
     code=$?
 done
 
-# 75: everything is saved. 138: the warning came before megarl could listen, and there was nothing to save.
-if [ -n "$warned" ] && {{ [ "$code" -eq 75 ] || [ "$code" -eq 138 ]; }}; then
+# 75: everything is saved. 76: so it is, but no step was finished since the start. 138: the warning came even before
+# megarl could listen. Where a start gets nowhere, the next one would not either: the job ends.
+if [ -n "$warned" ] && [ "$code" -eq 75 ]; then
     echo "job $SLURM_JOB_ID goes back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
+elif [ -n "$warned" ] && {{ [ "$code" -eq 76 ] || [ "$code" -eq 138 ]; }}; then
+    code=76
+    echo "job $SLURM_JOB_ID ends: no step was finished since restart ${{SLURM_RESTART_COUNT:-0}}: raise --time," \\
+        "or lower the seconds of --signal. The same sbatch goes on."
 fi
 exit "$code"
 """
@@ -98,18 +112,26 @@ class SlurmRequest:
     # seconds before the time limit at which the run is saved
     save_before: int
     partition: str | None
+    # None: what Slurm gives
+    cpus_per_rank: int | None = None
 
 
 def render(config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequence[str]) -> tuple[str, list[str]]:
     """The sbatch file, and what its reader should know about the layout."""
     ranks_per_node = _ranks_per_node(config, request)
     _require_time_to_save(request)
+    if request.cpus_per_rank is not None and request.cpus_per_rank < 1:
+        raise ConfigError(
+            "MRL-1650", f"--cpus-per-rank {request.cpus_per_rank} cannot be.\nIt is a whole number from 1."
+        )
     header = _HEADER.format(
         name=config.run.name,
         nodes=request.nodes,
         ranks_per_node=ranks_per_node,
         time=request.time,
         save_before=request.save_before,
+        cpus="#" if request.cpus_per_rank is None else "",
+        cpus_per_rank=request.cpus_per_rank or _EXAMPLE_CPUS,
     )
     if request.partition is not None:
         if _PARTITION.fullmatch(request.partition) is None:
@@ -119,7 +141,7 @@ def render(config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequ
                 "It has letters, digits, dots, dashes and underscores; `sinfo` lists what there is.",
             )
         header += f"#SBATCH --partition={request.partition}\n"
-    header += _gpus(config, ranks_per_node)
+    header += _gpus(config, ranks_per_node + num_spare_gpus(config, request.nodes))
     words = shlex.join([str(path), *overrides])
     return header + _BODY.format(words=words), _warnings(config, ranks_per_node)
 
@@ -171,8 +193,8 @@ def _ranks_per_node(config: RunConfig, request: SlurmRequest) -> int:
         raise ConfigError(
             "MRL-1650",
             f"--nodes {nodes}"
-            + (f" --ranks-per-node {request.ranks_per_node}" if request.ranks_per_node else "")
-            + " cannot be.\nBoth are whole numbers from 1.",
+            + (f" --ranks-per-node {request.ranks_per_node}" if request.ranks_per_node is not None else "")
+            + " cannot be.\nNodes and ranks per node are whole numbers from 1.",
         )
     if request.ranks_per_node is None:
         if num_ranks % nodes == 0:
@@ -207,12 +229,26 @@ def _require_time_to_save(request: SlurmRequest) -> None:
             f"--time {request.time[:40]!r} is not a time limit of Slurm's.\n"
             "Write minutes (90), hours:minutes:seconds (12:00:00), or days-hours (2-12).",
         )
-    if not 1 <= request.save_before <= limit - _SHORTEST_RUN_SECONDS:
+    if limit == 0:
         raise ConfigError(
             "MRL-1651",
-            f"--save-before {request.save_before} seconds do not fit into --time {request.time} = {limit} seconds.\n"
-            f"It must be from 1 to {max(1, limit - _SHORTEST_RUN_SECONDS)}, and longer than a step of the run: what is "
-            "not saved by then is done again.",
+            f"--time {request.time} means no limit to Slurm: it would never warn the run that it has to save.\n"
+            "Write a limit, such as 24:00:00; the job goes back into the queue as often as it needs to.",
+        )
+    longest = min(limit - _SHORTEST_RUN_SECONDS, _EARLIEST_WARNING_SECONDS)
+    if longest < 1:
+        raise ConfigError(
+            "MRL-1651",
+            f"--time {request.time} = {limit} seconds is too short: Slurm may warn up to a minute early.\n"
+            "Write at least two minutes, and more than it takes to start and to make a step.",
+        )
+    if not 1 <= request.save_before <= longest:
+        why = "Slurm warns no earlier" if longest == _EARLIEST_WARNING_SECONDS else f"--time {request.time} = {limit} s"
+        raise ConfigError(
+            "MRL-1651",
+            f"--save-before {request.save_before} seconds cannot be: {why}.\n"
+            f"It must be from 1 to {longest}, and longer than a step of the run: what is not saved by then is done "
+            "again.",
         )
 
 
@@ -231,8 +267,8 @@ def _seconds(text: str) -> int | None:
     return first * 60 + (second or 0)
 
 
-def _gpus(config: RunConfig, ranks_per_node: int) -> str:
-    line = f"SBATCH --gpus-per-node={ranks_per_node}\n"
+def _gpus(config: RunConfig, gpus_per_node: int) -> str:
+    line = f"SBATCH --gpus-per-node={gpus_per_node}\n"
     if config.run.device == "cuda":
         return f"#{line}"
     if config.run.device == "auto":
@@ -241,11 +277,15 @@ def _gpus(config: RunConfig, ranks_per_node: int) -> str:
 
 
 def _warnings(config: RunConfig, ranks_per_node: int) -> list[str]:
-    """Layouts that work, but not as fast as they could: tensor-parallel peers are neighbours in rank order."""
+    """What is not heeded; and layouts that work, but not as fast as they could: tensor-parallel peers are neighbours
+    in rank order.
+    """
     tp_size = config.actor.parallel.tp_size
+    unheeded = warn_of_reward_nodes(config)
     if ranks_per_node % tp_size == 0:
-        return []
+        return unheeded
     return [
+        *unheeded,
         f"warning: tensor-parallel groups of {tp_size} ranks span nodes of {ranks_per_node} ranks, so every layer "
-        "waits for the network. Best is a tp_size that divides the ranks of a node."
+        "waits for the network. Best is a tp_size that divides the ranks of a node.",
     ]

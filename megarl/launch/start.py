@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from megarl.config.algorithms import CustomAlgorithm
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_OK
+from megarl.launch.layout import warn_of_reward_nodes
 from megarl.launch.local import Program, run_ranks
 from megarl.launch.rendezvous import read_rendezvous
 from megarl.launch.watch import GO_ON
@@ -19,6 +21,8 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
         # Before anything imports torch: Megatron must not find a GPU that the run shall not use.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     record = read_rendezvous(os.environ, config)
+    if record is None or (record.rank == 0 and record.launcher not in ("local", "ray")):
+        sys.stderr.writelines(f"{warning}\n" for warning in warn_of_reward_nodes(config))
     if record is not None:
         from megarl.launch.rank import run_launched_rank, training
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from megarl.checkpoint.store import Checkpoint, CheckpointStore
 from megarl.config.schema import CheckpointSettings
-from megarl.core.errors import Preempted, StorageError
+from megarl.core.errors import Preempted, PreemptedIdle, StorageError
 from megarl.core.world import World
 from megarl.metrics.meter import Meter
 from megarl.run.progress import Best, Progress
@@ -67,14 +67,14 @@ class Checkpoints:
         self._stop = stop
         self._world = world
         # step 0 is what a run without any checkpoint starts from
-        self._saved_step = 0
+        self._saved_step = self._first_step = 0
         self._best: Best | None = None
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from ``checkpoint``; before the first phase, while all models are on the device. Collective."""
         progress = Progress.from_tree(checkpoint.progress)
         self._state.restore(checkpoint, progress)
-        self._saved_step = progress.step
+        self._saved_step = self._first_step = progress.step
         self._keep_best(progress.best)
 
     def after(self, step: int, metrics: dict[str, float]) -> Meter:
@@ -134,5 +134,8 @@ class Checkpoints:
         self._store.retain(best.step if best else None)
 
     def _preempted(self, step: int, asked: Signals) -> Preempted:
-        where = f"after step {step} of {self._plan.last_step}, which is saved" if step else "before the first step"
+        if step == self._first_step:
+            where = f"before step {step + 1} of {self._plan.last_step}, the first of this start"
+            return PreemptedIdle("MRL-8002", f"stopped by {asked.name} {where}.\nRun the same command to go on.")
+        where = f"after step {step} of {self._plan.last_step}, which is saved"
         return Preempted("MRL-8001", f"stopped by {asked.name} {where}.\nRun the same command to go on.")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,27 @@ class RayCluster:
                 if is_megarl and set(words) & set(line) and os.readlink(f"/proc/{process.pid}/ns/net") == network:
                     found.append(process)
         return found
+
+
+@contextmanager
+def held_until_asked(ranks: Sequence[psutil.Process]) -> Iterator[None]:
+    """While somebody asks the job to stop: the ranks make no step until the request (SIGTERM) has reached them."""
+    for rank in ranks:
+        rank.suspend()
+    yield
+    deadline = time.monotonic() + PATIENCE
+    while not all(has_signal(rank, "ShdPnd", signal.SIGTERM) for rank in ranks):
+        assert time.monotonic() < deadline, "the request did not come"
+        time.sleep(0.05)
+    for rank in ranks:
+        rank.resume()
+
+
+def has_signal(process: psutil.Process, of: str, number: signal.Signals) -> bool:
+    """Whether the signal waits for the process (ShdPnd), or is one that it listens to (SigCgt)."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    numbers = int(next(line for line in status.splitlines() if line.startswith(of)).split()[1], 16)
+    return bool(numbers & 1 << number - 1)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.ray_cluster import PATIENCE, RayCluster, ray_cluster
+from tests.e2e.ray_cluster import PATIENCE, RayCluster, held_until_asked, ray_cluster
 from tests.e2e.runs import INTERRUPTED, QUICKSTART, Outcome, ledger, reproducible, train
 
 pytestmark = pytest.mark.slow
@@ -97,23 +96,9 @@ def test_two_nodes_give_the_same_ledger(cluster: RayCluster, expected: list[str]
 def stop_job(cluster: RayCluster, project: Path, name: str) -> None:
     """Steps are faster than Ray's commands: the ranks wait until the request has reached them."""
     ranks = [process for number, process in processes_of(project).items() if number != "driver"]
-    for rank in ranks:
-        rank.suspend()
-    code, output = cluster.run(project, "ray", "job", "stop", "--no-wait", name)
-    assert code == 0, output
-    deadline = time.monotonic() + PATIENCE
-    while not all(is_asked(rank) for rank in ranks):
-        assert time.monotonic() < deadline, "the request did not come"
-        time.sleep(0.05)
-    for rank in ranks:
-        rank.resume()
-
-
-def is_asked(rank: psutil.Process) -> bool:
-    """Whether SIGTERM waits for the process."""
-    status = Path(f"/proc/{rank.pid}/status").read_text()
-    waiting = int(next(line for line in status.splitlines() if line.startswith("ShdPnd")).split()[1], 16)
-    return bool(waiting & 1 << signal.SIGTERM - 1)
+    with held_until_asked(ranks):
+        code, output = cluster.run(project, "ray", "job", "stop", "--no-wait", name)
+        assert code == 0, output
 
 
 def test_stopped_and_killed_and_still_the_same(cluster: RayCluster, expected: list[str], project: Path) -> None:

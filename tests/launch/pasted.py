@@ -66,7 +66,9 @@ class Block:
         if re.search(r"\bray\b|two_nodes_ray", self.text) and importlib.util.find_spec("ray") is None:
             return "Ray is not installed; `make setup-launchers` does it"
         if "two_nodes_slurm" in self.text:
-            absent = [name for name in ("slurmctld", "slurmd", "sbatch") if not shutil.which(name, path=SYSTEM_PATH)]
+            absent = [
+                name for name in ("slurmctld", "slurmd", "munged", "sbatch") if not shutil.which(name, path=SYSTEM_PATH)
+            ]
             return f"{', '.join(absent)} not installed; `make setup-launchers` does it" if absent else ""
         return ""
 

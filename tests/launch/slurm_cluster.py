@@ -20,7 +20,7 @@ from tests.e2e.runs import ROOT, environment
 
 # What a busy machine needs for a start with two imports of torch.
 PATIENCE = 240.0
-_DAEMONS = ("slurmctld", "slurmd", "sbatch", "ip", "unshare", "nsenter")
+_DAEMONS = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "unshare", "nsenter")
 _NODES = ("n1", "n2")
 TWO_NODES = ROOT / "tools" / "slurm" / "two_nodes.sh"
 
@@ -98,7 +98,9 @@ class Slurm:
         found = []
         for process in psutil.process_iter(["name", "ppid", "cmdline"]):
             with suppress(OSError):
-                if os.readlink(f"/proc/{process.pid}/ns/pid") != inside or process.info["name"].startswith("slurm"):
+                if os.readlink(f"/proc/{process.pid}/ns/pid") != inside or process.info["name"].startswith(
+                    ("slurm", "munge")
+                ):
                     continue
                 is_first = process.pid == self.first_process
                 is_sleep = process.info["ppid"] == self.first_process and process.info["cmdline"][:1] == ["sleep"]

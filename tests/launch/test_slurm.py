@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.e2e.ray_cluster import has_signal
 from tests.e2e.runs import INTERRUPTED, QUICKSTART, ROOT, Outcome, environment, reproducible, train
 from tests.launch.slurm_cluster import PATIENCE, Job, Slurm, job_number, slurm_cluster
 
@@ -81,14 +82,14 @@ class Submitted:
             job = self.slurm.job(self.number)
             return job.num_starts == number and job.state == "RUNNING"
 
-        self._wait(has_started, 0.2)
+        self.wait(has_started, 0.2)
         before = self.num_steps
-        self._wait(lambda: self.num_steps > before, 0.02)
+        self.wait(lambda: self.num_steps > before, 0.02)
 
     def wait_for_end(self, *states: str) -> Job:
         return self.slurm.wait_for(self.number, *states)
 
-    def _wait(self, condition: Callable[[], bool], poll_seconds: float) -> None:
+    def wait(self, condition: Callable[[], bool], poll_seconds: float) -> None:
         begin = asked = time.monotonic()
         while not condition():
             now = time.monotonic()
@@ -132,6 +133,25 @@ def test_three_warnings_and_a_lost_node_change_nothing(slurm: Slurm, expected: l
     assert re.findall(r": restart (\d)", job.log) == list("01234")
     assert job.log.count("goes back into the queue") == 3
     assert job.log.count("from checkpoints/step_") == 4
+    job.assert_nothing_is_left()
+
+
+def test_a_job_that_is_warned_before_its_first_step_ends(slurm: Slurm, tmp_path: Path) -> None:
+    """It would go round for ever. The ranks listen already, and still load."""
+    slurm.wait_for_nodes()
+    job = submitted(slurm, tmp_path)
+
+    def all_listen() -> bool:
+        ranks = job.ranks().values()
+        return len(ranks) == 2 and all(has_signal(rank, "SigCgt", signal.SIGUSR1) for rank in ranks)
+
+    job.wait(all_listen, 0.02)
+    slurm.run("scancel", "--signal=USR1", "--batch", str(job.number))
+    end = job.wait_for_end("COMPLETED", "FAILED")
+    assert (end.state, end.num_starts, end.exit_code) == ("FAILED", 1, "76:0"), job.log
+    assert f"MRL-8002 stopped by SIGUSR1 before step 1 of {NUM_STEPS}, the first of this start." in job.log
+    assert job.log.splitlines()[-1].startswith(f"job {job.number} ends: no step was finished since restart 0")
+    assert job.num_steps == 0
     job.assert_nothing_is_left()
 
 

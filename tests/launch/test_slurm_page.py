@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.e2e.ray_cluster import held_until_asked
+from tests.e2e.runs import INTERRUPTED, QUICKSTART, Outcome, reproducible, train
 from tests.launch.pasted import Block, blocks, copy_of_the_repository, require_one_ledger, short_directory
-from tests.launch.slurm_cluster import Job, Slurm, slurm_cluster
+from tests.launch.slurm_cluster import PATIENCE, Job, Slurm, slurm_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -76,3 +80,40 @@ def test_a_failed_run_on_ray_in_slurm_gives_its_exit_code_and_reason(slurm: Slur
     assert (job.state, job.exit_code) == ("FAILED", "64:0"), log
     assert log.rstrip().splitlines()[-3].startswith("MRL-1001 command line run.num_stepz is not a setting."), log
     assert "goes back into the queue" not in log
+
+
+def test_a_warned_run_on_ray_in_slurm_is_requeued_to_the_same_ledger(slurm: Slurm, tree: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed; `make setup-launchers` does it")
+    settings = (*INTERRUPTED, "run.num_steps=6")
+    local = train(QUICKSTART, tmp_path, *settings)
+    assert local.code == 0, local.stderr
+    own = ("run.name=warned", f"run.dir={tree / 'warned'}")
+    left = Outcome(0, "", "", tree / "warned" / "warned")
+    with short_directory() as scratch:
+        sbatch = ["env", f"RAY_TMPDIR={scratch}/ray", "sbatch", "--parsable", "tools/slurm/ray.sbatch"]
+        number = int(slurm.run(*sbatch, "configs/quickstart.yaml", *own, *settings, cwd=tree).stdout)
+        log = tree / f"megarl-ray-{number}.log"
+        deadline = time.monotonic() + PATIENCE
+        while not (path := left.directory / "metrics.jsonl").is_file() or path.read_text().count("\n") < 2:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.01)
+        with held_until_asked(ranks_with(own[1])):
+            slurm.run("scancel", "--signal=USR1", "--batch", str(number))
+        end = slurm.wait_for(number, "COMPLETED", "FAILED", "TIMEOUT")
+        slurm.wait_until_empty()
+    assert (end.state, end.exit_code, end.num_starts) == ("COMPLETED", "0:0", 2), log.read_text()
+    assert "\nMRL-8001 stopped by SIGTERM after step" in log.read_text()
+    assert log.read_text().count("goes back into the queue") == 1
+    assert reproducible(left) == reproducible(local)
+
+
+def ranks_with(setting: str) -> list[psutil.Process]:
+    """Rank processes that were started with this setting."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if line[1:4] == ["-m", "megarl", "train"] and setting in line:
+            found.append(process)
+    assert len(found) == 2, found
+    return found

@@ -197,7 +197,7 @@ def test_every_error_code_is_explained_and_no_other() -> None:
 
 
 def test_every_exit_code_is_explained_and_no_other() -> None:
-    own = [errors.MegarlError, *errors.MegarlError.__subclasses__()]
+    own = [errors.MegarlError, *errors.MegarlError.__subclasses__(), *errors.Preempted.__subclasses__()]
     shell = {130, 141, 143}  # Ctrl-C, a closed pipe and SIGTERM, as shells report them
     used = {errors.EXIT_OK, errors.EXIT_INTERNAL, *(kind.exit_code for kind in own), *shell}
     section = read("docs/debugging.md").partition("## Exit codes")[2].partition("\n## ")[0]

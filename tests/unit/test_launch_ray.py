@@ -124,6 +124,7 @@ def test_what_a_cluster_lacks() -> None:
         ([69, None], True),  # a node was lost
         ([69, 69], True),
         ([75, 75], True),  # somebody else asked a rank to leave
+        ([76, 76], True),
         ([143, 0], True),
         ([70, 70], False),
         ([1, 0], False),

@@ -46,7 +46,8 @@ def test_the_layout_is_checked_with_its_arithmetic(capsys: pytest.CaptureFixture
     text = told(capsys, "--nodes", "3", "run.num_ranks=16", "actor.parallel.tp_size=2")
     assert "16 / 3 = 5.33" in text
     assert "1, 2, 4, 8, 16, or add run.num_ranks=18" in text
-    assert "MRL-1650" in told(capsys, "--nodes", "0")
+    assert "MRL-1650 --nodes 0 cannot be" in told(capsys, "--nodes", "0")
+    assert "MRL-1650 --nodes 2 --ranks-per-node 0 cannot be" in told(capsys, "--nodes", "2", "--ranks-per-node", "0")
 
 
 @settings(deadline=None)  # the first one loads modules
@@ -63,12 +64,23 @@ def test_nodes_times_ranks_per_node_are_the_ranks(num_ranks: int, nodes: int) ->
 
 @pytest.mark.parametrize(
     ("time", "seconds"),
-    [("90", 5400), ("90:30", 5430), ("12:00:00", 43200), ("1-0", 86400), ("2-12:30", 217800), ("0-0:10:01", 601)],
+    [("90", 5400), ("90:30", 5430), ("12:00:00", 43200), ("1-0", 86400), ("0-12:30", 45000), ("0-0:10:01", 601)],
 )
 def test_time_limits_are_read_as_slurm_does(time: str, seconds: int) -> None:
-    assert f"USR1@{seconds - 60}\n" in rendered(time=time, save_before=seconds - 60)
+    latest = min(seconds - 60, 65_535)  # behind --signal Slurm takes no more
+    assert f"USR1@{latest}\n" in rendered(time=time, save_before=latest)
     with pytest.raises(ConfigError, match="MRL-1651"):
-        rendered(time=time, save_before=seconds - 59)
+        rendered(time=time, save_before=latest + 1)
+
+
+def test_what_slurm_would_refuse_or_take_for_no_limit_is_refused() -> None:
+    assert "USR1@65535\n" in rendered(save_before=65_535)
+    with pytest.raises(ConfigError, match="from 1 to 65535"):
+        rendered(save_before=65_536)
+    with pytest.raises(ConfigError, match="MRL-1651 --time 0:00 means no limit"):
+        rendered(time="0:00")
+    with pytest.raises(ConfigError, match="MRL-1651 --time 1 = 60 seconds is too short"):
+        rendered(time="1", save_before=1)
 
 
 @pytest.mark.parametrize("time", ["", "soon", "1:2:3:4", "-5", "1-", "5\n#SBATCH --uid=0"])
@@ -95,6 +107,36 @@ def test_gpus_are_asked_for_where_the_run_needs_them() -> None:
     assert "\n#SBATCH --gpus-per-node=4\n" in rendered("run.device=cuda", ranks)
     assert "\n##SBATCH --gpus-per-node=4\n" in rendered("run.device=auto", ranks)
     assert "gpus-per-node" not in rendered("run.device=cpu", ranks)
+
+
+def test_separate_servers_get_gpus_of_their_own() -> None:
+    words = ("run.num_ranks=4", "run.device=cuda", "generation.engine=sglang", "generation.colocated=false")
+    assert "--gpus-per-node=6\n" in rendered(*words, "generation.num_servers=2", nodes=1)
+    # servers are shared out among the nodes, and may have several GPUs each
+    assert "--gpus-per-node=6\n" in rendered(*words, "generation.num_servers=3", "generation.tp_size=2")
+    assert "--gpus-per-node=2\n" in rendered(*words[:3])
+
+
+def test_cores_and_memory_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\n##SBATCH --cpus-per-task=8\n##SBATCH --mem=0\n##SBATCH --exclusive\n" in rendered()
+    assert main(["launch", "slurm", str(QUICKSTART), "--nodes", "2", "--cpus-per-rank", "12"]) == 0
+    assert "\n#SBATCH --cpus-per-task=12\n" in capsys.readouterr().out
+    assert "MRL-1650 --cpus-per-rank 0 cannot be" in told(capsys, "--nodes", "2", "--cpus-per-rank", "0")
+
+
+def test_nodes_for_rewards_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "slurm", str(QUICKSTART), "--nodes", "2", "launch.reward_nodes=2"]) == 0
+    assert capsys.readouterr().err.startswith("warning: launch.reward_nodes=2 is for `megarl launch ray` only")
+
+
+def test_nodes_for_rewards_are_warned_of_by_megarl_train_as_well(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before anything else; the data is bad so that it ends there."""
+    (tmp_path / "bad.jsonl").write_text("no JSON\n")
+    words = [f"run.dir={tmp_path}", f"data.train={tmp_path / 'bad.jsonl'}", "launch.reward_nodes=2"]
+    assert main(["train", str(QUICKSTART), *words]) == 65
+    assert capsys.readouterr().err.startswith("warning: launch.reward_nodes=2 is for `megarl launch ray` only")
 
 
 def test_tensor_parallel_groups_across_nodes_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,11 +198,20 @@ def run_script(tmp_path: Path, srun: str, *, warn: bool) -> tuple[int, str]:
 SAVES = "trap 'sleep 0.2; exit {code}' USR1; echo ready; while :; do sleep 0.05; done"
 
 
-@pytest.mark.parametrize(("code", "is_requeued"), [(75, True), (138, True), (70, False), (0, False)])
+@pytest.mark.parametrize(("code", "is_requeued"), [(75, True), (70, False), (0, False)])
 def test_a_warned_job_is_requeued_if_it_was_saved(code: int, is_requeued: bool, tmp_path: Path) -> None:
     returned, said = run_script(tmp_path, SAVES.format(code=code), warn=True)
     assert returned == code, said
     assert ("scontrol requeue 7" in said) is is_requeued
+
+
+@pytest.mark.parametrize("code", [76, 138])
+def test_a_warned_job_without_a_step_ends(code: int, tmp_path: Path) -> None:
+    """76: megarl says so; 138: it could not even listen. Another start would get no further."""
+    returned, said = run_script(tmp_path, SAVES.format(code=code), warn=True)
+    assert returned == 76, said
+    assert "requeue" not in said
+    assert said.splitlines()[-1].startswith("job 7 ends: no step was finished since restart 0: raise --time")
 
 
 @pytest.mark.parametrize("code", [0, 69, 75, 137])

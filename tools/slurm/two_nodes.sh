@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two Slurm nodes on this machine, in namespaces of their own. Runs COMMAND among them; when it ends, or this script is
-# killed, nothing of the cluster is left. Needs root, iproute2 and Slurm (make setup-launchers).
+# killed, nothing of the cluster is left. Needs root, iproute2, munge and Slurm (make setup-launchers).
 #
 #   tools/slurm/two_nodes.sh COMMAND [WORD ...]
 #   tools/slurm/two_nodes.sh sinfo
@@ -28,14 +28,20 @@ printf '127.0.0.1 localhost\n10.78.0.1 n1\n10.78.0.2 n2\n' >"$root/hosts"
 mount --bind "$root/hosts" /etc/hosts
 mkdir -p "$root/state" "$root/spool/n1" "$root/spool/n2"
 
-# auth/none: everybody in here is root. cred_expire decides how long a requeued job waits; 5 seconds is the least.
+# Jobs and messages carry credentials of munge, as on any cluster, with a key of this one. --force: its files are in /tmp.
+mkdir -m 700 "$root/munge"
+(umask 077 && head -c 128 /dev/urandom >"$root/munge/key")
+munged --force --origin=10.78.0.1 --socket="$root/munge/socket" --key-file="$root/munge/key" \
+    --seed-file="$root/munge/seed" --log-file="$root/munge/log" --pid-file="$root/munge/pid"
+
+# cred_expire decides how long a requeued job waits; 5 seconds is the least.
 cat >"$root/slurm.conf" <<END
 ClusterName=megarl
 SlurmctldHost=localhost(127.0.0.1)
 SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
-AuthInfo=cred_expire=5
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket=$root/munge/socket,cred_expire=5
 SlurmctldPort=16817
 StateSaveLocation=$root/state
 SlurmdSpoolDir=$root/spool/%n
