@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from megarl.core.errors import EXIT_OK, Preempted
+from megarl.core.errors import EXIT_OK
 from megarl.launch.kept import KeptRank
 from megarl.launch.line import LINE, new_line
 from megarl.launch.network import LOOPBACK
 from megarl.launch.rendezvous import RankRecord, hand_over, local_record
 from megarl.launch.watch import RankState, Verdict, Watch
-from megarl.run.stop import SIGNALS, StopRequest
+from megarl.run.stop import SIGNALS, StopRequest, stopped_at_the_start
 
 # How a rank learns which process started it.
 LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
@@ -172,7 +172,7 @@ def _report(verdict: Verdict, ranks: list[_Local], stop: StopRequest) -> int:
     early = [rank for rank in ranks if asked and rank.process.returncode in (-asked, _EXIT_BY_SIGNAL + asked)]
     if asked is not None and early and all(rank.kept.state.words is None for rank in ranks):
         # It was asked to stop before it could listen.
-        told = Preempted("MRL-8001", f"stopped by {asked.name} at the start.\nRun the same command to go on.")
+        told = stopped_at_the_start(asked)
         sys.stderr.write(f"{told}\n")
         return told.exit_code
     sys.stderr.write(f"{verdict.message}\n")

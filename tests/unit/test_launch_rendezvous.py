@@ -290,8 +290,7 @@ def meet(rank: int, size: int, meeting: str, seconds: float) -> MegarlError | No
 
     own = rendezvous.Rendezvous(rank, size, rank, meeting, join_timeout=timedelta(seconds=seconds))
     try:
-        store = rendezvous._reach(own)
-        rendezvous._call_the_roll(store, own, 0.0)
+        rendezvous.Meeting(own).call_the_roll()
     except MegarlError as error:
         return error
     return None
