@@ -22,7 +22,8 @@ from megarl.core.errors import EngineError
 JOIN_TIMEOUT = timedelta(minutes=5)
 _MAX_NAMED = 10
 _SOURCE_LINE = re.compile(r"\[/\S+:\d+\] ")  # of gloo
-_TO_PART = timedelta(seconds=3)
+_TRY_AGAIN_SECONDS = 0.1
+_TO_PART = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,8 @@ def _reach(rendezvous: Rendezvous) -> Store:
             # a socket of ours it takes as it is, and owns from then on
             store = TCPStore(host, port, None, True, timeout, False, master_listen_fd=listener)
         else:
+            if place.scheme != "inherited":  # there somebody listens already
+                _find(host, port, timeout.total_seconds())
             store = TCPStore(host, port, None, False, timeout, False)
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:120]
@@ -174,6 +177,19 @@ def _reach(rendezvous: Rendezvous) -> Store:
         ) from None
     # what the ranks of an earlier attempt left with an agent is not ours
     return PrefixStore(f"attempt{place.path}", store) if place.scheme == "agent" else store
+
+
+def _find(host: str, port: int, seconds: float) -> None:
+    """Wait until somebody listens there: torch would as well, and write a page of its stack if nobody comes."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(1.0, deadline - time.monotonic())).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_TRY_AGAIN_SECONDS)
 
 
 def _listen(host: str, port: int) -> int:
