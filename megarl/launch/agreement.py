@@ -19,8 +19,15 @@ _MAX_NAMED = 10
 
 def terms(config: RunConfig) -> dict[str, Any]:
     """What must be the same in all ranks; nothing in it may depend on the machine."""
-    versions = {"megarl": __version__, **{name: metadata.version(name) for name in _PACKAGES}}
+    versions = {"megarl": __version__, **{name: _version(name) for name in _PACKAGES}}
     return {**{f"version of {name}": version for name, version in versions.items()}, **config.model_dump(mode="json")}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a copy of its sources
+        return None
 
 
 def require_agreement(meeting: Meeting, own: dict[str, Any]) -> None:
