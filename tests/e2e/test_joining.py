@@ -94,8 +94,8 @@ def test_ranks_that_cannot_connect_end_together(start: Start) -> None:
             ranks.append(start(rank, 29556, settings, enter=tuple(node.command()), **place, **network))
         begin = time.monotonic()
         outputs = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
-    # the promise is the time to join and ten seconds, from when torch is loaded; this machine may be busy
-    assert time.monotonic() - begin < seconds + 10 + 20
+    # the promise is the time to join and ten seconds, from when torch is loaded, which a busy machine does in a minute
+    assert time.monotonic() - begin < seconds + 10 + 60
     assert [rank.returncode for rank in ranks] == [69, 69], outputs
     assert "".join(outputs).count("MRL-") == 1
     assert "MRL-5306 rank" in outputs[0]
