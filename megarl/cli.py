@@ -37,6 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     # A user's reward or algorithm is found in the working directory, whichever way megarl was started.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    # torch warns of hosts without a name, which do no harm; it reads this once, when it is loaded
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _require_streams()
         code = _run(argv)
@@ -121,7 +123,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
 
-    from megarl.launch.start import start_training  # only now: it imports torch
+    from megarl.launch.start import start_training
 
     return start_training(config, fresh=arguments.fresh)
 

@@ -19,12 +19,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megarl.core.errors import EXIT_INTERNAL
 from megarl.launch.kept import KeptRank, end_ranks
 from megarl.launch.line import LINE, RankLine, new_line
 from megarl.launch.watch import EXIT_LOST, RankState, Verdict, Watch
+
+if TYPE_CHECKING:
+    from megarl.launch.rendezvous import RankRecord
 
 _BEAT_SECONDS = 1.0
 _POLL_SECONDS = 0.25
@@ -37,16 +40,17 @@ _MAX_LINE = 1 << 20
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
-def start_guard(rank: int, local_rank: int, size: int, address: str, hang_timeout: float | None) -> RankLine:
-    """Start the guard of this process, which is ``rank``. The driver's listens at ``address``."""
+def start_guard(record: RankRecord, address: str, hang_timeout: float | None, join_timeout: float) -> RankLine:
+    """Start the guard of this process, which is this rank. The driver's listens at ``address``."""
     own, guards = new_line()
     settings = {
         "pid": os.getpid(),
-        "rank": rank,
-        "size": size,
+        "rank": record.rank,
+        "size": record.size,
         "address": address,
         "hang_timeout": hang_timeout,
-        "speaks_alone": local_rank == 0,
+        "join_timeout": join_timeout,
+        "speaks_alone": record.local_rank == 0,
     }
     # a session of its own, and deaf: what ends the rank, or what Slurm sends to every process of a job, must not end
     # who has to tell of it
@@ -110,7 +114,7 @@ class Guard:
         self._hang_timeout: float | None = settings["hang_timeout"]
         self._speaks_alone = bool(settings["speaks_alone"])
         self._is_watch = kept.state.rank == 0
-        self._watch = Watch({kept.state.rank: kept.state}, self._hang_timeout)
+        self._watch = Watch({kept.state.rank: kept.state}, self._hang_timeout, join_timeout=settings["join_timeout"])
         self._password = os.urandom(16).hex()
         self._listener = socket.create_server((settings["address"], 0)) if self._is_watch else None
         self._peers: list[_Peer] = []
@@ -155,7 +159,9 @@ class Guard:
     def _take(self, key: selectors.SelectorKey) -> None:
         if key.data == "rank":
             for message in self._kept.drain():
-                if "hub" in message and self._link is None and not self._is_watch:
+                if "hub" in message and self._is_watch:
+                    self._watch.size = self._size  # from now on the others can find it
+                elif "hub" in message and self._link is None:
                     self._connect(*message["hub"])
                 if "logs" in message:
                     self._watch.logs = str(message["logs"])
@@ -231,7 +237,7 @@ class Guard:
             return self._watch.judge(now)
         if self._link is None:  # not connected yet
             failed = own.ended is not None and not own.is_done
-            return self._watch.judge(now) if failed else None
+            return self._watch.judge(now) if failed else self._watch.find_late(now)
         if own.ended is not None and now - own.ended < _POLL_SECONDS:
             self._send_beats(now)
         silence = self._hang_timeout is not None and now - self._heard > self._hang_timeout

@@ -22,7 +22,7 @@ from megarl.launch.line import LINE, new_line
 from megarl.launch.network import LOOPBACK
 from megarl.launch.rendezvous import RankRecord, hand_over, local_record
 from megarl.launch.watch import RankState, Verdict, Watch
-from megarl.run.stop import SIGNALS, StopRequest
+from megarl.run.stop import SIGNALS, StopRequest, stopped_at_the_start
 
 # How a rank learns which process started it.
 LAUNCHER_PID = "MEGARL_LAUNCHER_PID"
@@ -177,8 +177,8 @@ def _report(verdict: Verdict, ranks: list[_Local], stop: StopRequest) -> int:
     early = [rank for rank in ranks if asked and rank.process.returncode in (-asked, _EXIT_BY_SIGNAL + asked)]
     if asked is not None and early and all(rank.kept.state.words is None for rank in ranks):
         # It was asked to stop before it could listen.
-        told = Preempted("MRL-8002", f"stopped by {asked.name} at the start.\nRun the same command to go on.")
+        told = stopped_at_the_start(asked)
         sys.stderr.write(f"{told}\n")
-        return told.exit_code
+        return Preempted.exit_code
     sys.stderr.write(f"{verdict.message}\n")
     return verdict.exit_code

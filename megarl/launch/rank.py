@@ -23,13 +23,16 @@ from megarl.core.errors import EXIT_INTERNAL, EXIT_OK, MegarlError, Preempted, P
 from megarl.launch.guard import start_guard
 from megarl.launch.line import LINE, RankLine
 from megarl.launch.local import LAUNCHER_PID
-from megarl.launch.network import LOOPBACK, choose_interface, own_address
+from megarl.launch.network import LOOPBACK, choose_interface, own_address, resolve
 from megarl.launch.rendezvous import HANDED_OVER, RankRecord, hand_over
-from megarl.run.stop import StopRequest, watch_signals
+from megarl.launch.watch import JOIN
+from megarl.run.stop import StopRequest, stopped_at_the_start, watch_signals
 
 if TYPE_CHECKING:
     from megarl.core.world import World
+    from megarl.models.rendezvous import Meeting
 
+_EXIT_BY_SIGNAL = 128
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,7 +45,18 @@ Work = Callable[["World", StopRequest, OpenLogs], None]
 def run_launched_rank(config: RunConfig, record: RankRecord, work: Work) -> int:
     """Run this process's rank; returns its exit code. Its last words go to who watches over it."""
     stop = StopRequest()
-    watch_signals(stop, lambda number: os._exit(128 + number))
+    stop.leaves_at_once = True  # until the ranks have met there is nothing to save
+    line: RankLine | None = None
+
+    def leave(number: int) -> None:
+        if not stop.leaves_at_once:
+            os._exit(_EXIT_BY_SIGNAL + number)
+        told = stopped_at_the_start(number)
+        if line is not None:
+            line.leave(str(told), _exit_code(told, record))
+        os._exit(_exit_code(told, record))
+
+    watch_signals(stop, leave)
     # Should the launcher be killed, its ranks must not live on.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = os.environ.get(LAUNCHER_PID)  # megarl's own launchers say who they are
@@ -57,9 +71,7 @@ def run_launched_rank(config: RunConfig, record: RankRecord, work: Work) -> int:
         line.leave(None, EXIT_OK)
         return EXIT_OK
     except MegarlError as error:
-        # only who starts ranks again by himself has to know whether it helps
-        is_plain = isinstance(error, PreemptedIdle) and record.launcher == "local"
-        code = Preempted.exit_code if is_plain else error.exit_code
+        code = _exit_code(error, record)
         line.leave(str(error), code)
     except BaseException as error:
         trace = _write_trace(config, record.rank)
@@ -72,13 +84,19 @@ def run_launched_rank(config: RunConfig, record: RankRecord, work: Work) -> int:
     os._exit(code)
 
 
+def _exit_code(error: MegarlError, record: RankRecord) -> int:
+    """Only who starts ranks again by himself has to know whether it helps."""
+    is_plain = isinstance(error, PreemptedIdle) and record.launcher == "local"
+    return Preempted.exit_code if is_plain else error.exit_code
+
+
 def _watched(config: RunConfig, record: RankRecord) -> RankLine:
     """The line to who watches over this rank: the parent that started it, or a guard that is started here."""
     if record.launcher == "local":
         return RankLine(socket.socket(fileno=int(os.environ.pop(LINE))))
+    resolve(record.master_address)  # or it says that there is no such host, before anything slow is loaded
     address = LOOPBACK if record.num_nodes == 1 else own_address(record.master_address)
-    timeout = config.launch.hang_timeout_seconds
-    return start_guard(record.rank, record.local_rank, record.size, address, timeout)
+    return start_guard(record, address, config.launch.hang_timeout_seconds, config.launch.join_timeout_seconds)
 
 
 def _meet_and_work(config: RunConfig, record: RankRecord, stop: StopRequest, line: RankLine, work: Work) -> None:
@@ -90,18 +108,31 @@ def _meet_and_work(config: RunConfig, record: RankRecord, stop: StopRequest, lin
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if config.run.deterministic:
         make_deterministic()
-    from megarl.models.rendezvous import Rendezvous
-    from megarl.models.setup import start_world, stop_world
+    from megarl.models.setup import connect_world, stop_world
 
-    whereabouts.enter("join")
-    numbers = (record.rank, record.size, record.local_rank)
-    patience = timedelta(seconds=config.launch.join_timeout_seconds)
-    rendezvous = Rendezvous(*numbers, record.meeting, record.device_index, patience)
-    world = start_world(rendezvous, config.run.device, config.actor.parallel)
-    if record.launcher != "local":  # the local launcher watches; under any other one the driver's guard does
-        whereabouts.tell({"hub": world.broadcast(line.where_the_watch_listens() if world.is_driver else None)})
+    whereabouts.enter(JOIN)
+    world = connect_world(_meet(config, record, line), config.run.device, config.actor.parallel)
+    stop.leaves_at_once = False
     work(world, stop, partial(_open_logs, record=record, line=line))
     stop_world()
+
+
+def _meet(config: RunConfig, record: RankRecord, line: RankLine) -> Meeting:
+    """All ranks are there and want the same. From the moment that rank 0 is there, one watch watches over all."""
+    from megarl.launch.agreement import require_agreement, terms
+    from megarl.models.rendezvous import Meeting, Rendezvous
+    from megarl.run.progress import config_digest
+
+    patience = timedelta(seconds=config.launch.join_timeout_seconds)
+    numbers = (record.rank, record.size, record.local_rank)
+    own = terms(config)
+    meeting = Meeting(Rendezvous(*numbers, record.meeting, record.device_index, patience), config_digest(own))
+    if record.launcher != "local":  # the local launcher watches; under any other one the driver's guard does
+        if record.rank == 0:
+            meeting.leave_note("watch", line.where_the_watch_listens())
+        whereabouts.tell({"hub": meeting.read_notes(["watch"])[0]})
+    require_agreement(meeting, own)
+    return meeting
 
 
 def training(config: RunConfig, record: RankRecord, *, fresh: bool) -> Work:
@@ -144,8 +175,6 @@ def _prepare_environment(record: RankRecord) -> None:
     interface = choose_interface(record, os.environ)
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    # torch warns of hosts without a name, which do no harm
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.update({name: value for name, value in hand_over(record).items() if name != HANDED_OVER})
 
 

@@ -10,11 +10,16 @@ started by the outer one, and they must agree on what both of them know.
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from megarl.config.consistency import check_consistency
+from megarl.config.layout import check_layout
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.launch.hostlist import expand_hosts, expand_tasks
@@ -26,6 +31,14 @@ Launcher = Literal["local", "torchrun", "slurm", "ray"]
 HANDED_OVER = "MEGARL_RENDEZVOUS"
 # Slurm jobs meet on a port from their number: below the range from which systems give ports to anybody who asks.
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
+# From here on Slurm's steps are not of srun: the batch script, the shell that salloc opens on the first node, and more.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+# What Open MPI, and MPICH and its relatives, tell a process of the number of processes.
+_SIZES_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# A federation of Slurm clusters numbers its jobs up to 2**32.
+_MAX_DIGITS = 10
+# What CUDA takes for a device; a list of devices ends before anything else.
+_DEVICE = re.compile(r"[0-9]+|GPU-.+|MIG-.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +76,7 @@ def read_rendezvous(environment: Environment, config: RunConfig) -> RankRecord |
         raise ConfigError(
             "MRL-1110",
             f"WORLD_SIZE={record.size} ({record.launcher}), but the parallel layout needs {config.run.num_ranks}: "
-            f"{describe_layout(config)}.\n"
-            f"Add run.num_ranks={record.size} to the command, or start {config.run.num_ranks} ranks.",
+            f"{describe_layout(config)}.\n{_way_to_agree(config, record.size)}",
         )
     if config.run.device != "cpu":
         _require_devices(environment, record)
@@ -79,7 +91,28 @@ def identify(environment: Environment) -> RankRecord | None:
         return _checked(_from_torchrun(environment))
     if _is_srun_task(environment):
         return _checked(_from_slurm(environment))
+    for name in _SIZES_OF_MPI:
+        if environment.get(name, "1") not in ("0", "1"):
+            raise ConfigError(
+                "MRL-1601",
+                f"mpirun is not a launcher of megarl, but {name}={environment[name][:20]!r} says that it started this "
+                "process: each of them would train a run of its own.\n"
+                "Start the ranks with torchrun, srun or `megarl launch ray`, or run `megarl train` once per machine "
+                "without mpirun: it starts them itself.",
+            )
     return None
+
+
+def idle_nodes(environment: Environment) -> str | None:
+    """What to tell whoever starts ranks on one machine although Slurm gave this job several; None: nothing."""
+    nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
+    if _is_srun_task(environment) or not nodes.isdecimal() or int(nodes) < 2:
+        return None
+    return (
+        f"This job of Slurm has {int(nodes)} nodes, but without srun all ranks run on this one.\n"
+        "To use them all, write `srun megarl train ...`, one task for each rank, or let `megarl launch slurm` write "
+        "the job."
+    )
 
 
 def local_record(rank: int, size: int, port: int, listener: int) -> RankRecord:
@@ -123,7 +156,7 @@ def _from_torchrun(environment: Environment) -> RankRecord:
     local_rank = _number(environment, "LOCAL_RANK", "torchrun", default=0 if size == 1 else None)
     if "LOCAL_WORLD_SIZE" not in environment and local_rank != rank:
         raise _gap("LOCAL_WORLD_SIZE", "torchrun", f"LOCAL_RANK={local_rank} is not RANK={rank}, so there are nodes")
-    address = _text(environment, "MASTER_ADDR", "torchrun")
+    address = _address(_text(environment, "MASTER_ADDR", "torchrun"))
     port = _number(environment, "MASTER_PORT", "torchrun")
     has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     num_restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT", "torchrun", default=0)
@@ -155,7 +188,9 @@ def _from_torchrun(environment: Environment) -> RankRecord:
 
 def _is_srun_task(environment: Environment) -> bool:
     """Only tasks of a step: the shell of an sbatch script has SLURM_PROCID=0 as well, and is nobody's rank."""
-    return "SLURM_PROCID" in environment and environment.get("SLURM_STEP_ID", "batch").isdecimal()
+    step = environment.get("SLURM_STEP_ID", "batch")
+    is_number = step.isascii() and step.isdecimal() and len(step) <= _MAX_DIGITS
+    return "SLURM_PROCID" in environment and is_number and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _from_slurm(environment: Environment) -> RankRecord:
@@ -172,8 +207,12 @@ def _from_slurm(environment: Environment) -> RankRecord:
             "Start all ranks with one srun.",
         )
     address = (
-        environment.get("MASTER_ADDR")
-        or expand_hosts(_text(environment, _known(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "srun"))[0]
+        _address(environment.get("MASTER_ADDR", "").strip())
+        or (
+            expand_hosts(_text(environment, _known(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "srun"))[
+                0
+            ]
+        )
     )
     if "MASTER_PORT" in environment:
         port = _number(environment, "MASTER_PORT", "srun")
@@ -189,6 +228,24 @@ def _from_slurm(environment: Environment) -> RankRecord:
     )  # fmt: skip
 
 
+def _address(text: str) -> str:
+    """MASTER_ADDR as a name or an IP address, without the brackets that URLs put around one."""
+    address = text.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.ip_address(address)
+        return address
+    except ValueError:
+        if re.fullmatch(r"[\w.-]*", address):
+            return address
+    meant = re.fullmatch(r"(?:\w+://)?\[?([\w.:-]+?)\]?(?::(\d+))?/?", text)
+    host, port = meant.groups() if meant else ("10.0.0.1", None)
+    raise ConfigError(
+        "MRL-1602",
+        f"MASTER_ADDR={text[:80]!r} is not a host: it is a name or an IP address, without a port and without //.\n"
+        f"Write MASTER_ADDR={host} MASTER_PORT={port or 29500}",
+    )
+
+
 def _meeting(scheme: str, address: str, port: int) -> str:
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
@@ -201,17 +258,28 @@ def _checked(record: RankRecord) -> RankRecord:
         "node rank": ("number of nodes", record.node_rank, record.num_nodes),
     }
     for name, (of, number, size) in limits.items():
+        if size < 1:
+            raise ConfigError(
+                "MRL-1602", f"{record.launcher} says that the {of} is {size}.\nThere is at least one: this process."
+            )
         if number >= size:
             raise ConfigError(
                 "MRL-1602",
                 f"{record.launcher} gave this process {name} {number}, but the {of} is {size}.\n"
                 f"It must be one of 0 to {size - 1}: start all ranks with one command.",
             )
-    if not record.size >= record.local_size or not record.size >= record.num_nodes:
+    is_alone = record.num_nodes == 1
+    if record.size < record.local_size + record.num_nodes - 1 or (is_alone and record.size != record.local_size):
         raise ConfigError(
             "MRL-1602",
             f"{record.launcher} says {record.size} ranks in all, {record.local_size} on this node, on "
-            f"{record.num_nodes} nodes, which cannot be.\nStart all ranks with one command.",
+            f"{record.num_nodes} node{'s' * (not is_alone)}, which cannot be.\nStart all ranks with one command.",
+        )
+    if is_alone and record.rank != record.local_rank:
+        raise ConfigError(
+            "MRL-1602",
+            f"{record.launcher} made this process rank {record.rank} of all and rank {record.local_rank} of its node, "
+            "but there is one node only, on which they are the same.\nStart all ranks with one command.",
         )
     if not 0 < record.master_port < 2**16:
         raise ConfigError(
@@ -245,9 +313,19 @@ def _require_devices(environment: Environment, record: RankRecord) -> None:
 
 
 def _visible_devices(environment: Environment) -> list[str] | None:
-    """The GPUs that are shown; None: all."""
+    """The GPUs that are shown, which are those before the first that is none, as for CUDA; None: all."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
-    return None if listed is None else [one for one in listed.split(",") if one.strip()]
+    if listed is None:
+        return None
+    return list(itertools.takewhile(_DEVICE.fullmatch, (one.strip() for one in listed.split(","))))
+
+
+def _way_to_agree(config: RunConfig, size: int) -> str:
+    """Whether the configuration may have the number of ranks that there are, and what to do if not."""
+    other = config.model_copy(update={"run": config.run.model_copy(update={"num_ranks": size})})
+    if check_layout(other) or check_consistency(other):
+        return f"Start {config.run.num_ranks} ranks: this layout cannot have {size}."
+    return f"Add run.num_ranks={size} to the command, or start {config.run.num_ranks} ranks."
 
 
 def describe_layout(config: RunConfig) -> str:
@@ -273,7 +351,7 @@ def _number(environment: Environment, name: str, launcher: str, *, default: int 
     if name not in environment and default is not None:
         return default
     text = _text(environment, name, launcher)
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         raise ConfigError("MRL-1602", f"{name}={text[:20]!r} is not a number.\n{_set_by(name, launcher)}")
     return int(text)
 

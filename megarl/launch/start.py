@@ -10,9 +10,8 @@ from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_OK
 from megarl.launch.layout import warn_of_reward_nodes
 from megarl.launch.local import Program, run_ranks
-from megarl.launch.rendezvous import read_rendezvous
+from megarl.launch.rendezvous import idle_nodes, read_rendezvous
 from megarl.launch.watch import GO_ON
-from megarl.run.resume import take_up
 
 
 def start_training(config: RunConfig, *, fresh: bool) -> int:
@@ -27,8 +26,12 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
         from megarl.launch.rank import run_launched_rank, training
 
         return run_launched_rank(config, record, training(config, record, fresh=fresh))
+    idle = idle_nodes(os.environ)
+    if idle is not None:
+        sys.stderr.write(f"{idle}\n")
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
     from megarl.run.inputs import open_inputs, try_functions
+    from megarl.run.resume import take_up
 
     inputs = open_inputs(config, with_prompts=True)
     if config.generates:

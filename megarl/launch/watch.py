@@ -15,6 +15,10 @@ EXIT_LOST = 69
 GRACE_SECONDS = 2.0
 # While packages are imported and models are built, not all that takes long tells how far it is.
 _START_FACTOR = 10
+# The phase in which ranks meet and connect; who comes last has so much longer than others to connect.
+JOIN = "join"
+_SECONDS_TO_CONNECT = 5.0
+_MAX_NAMED = 10
 GO_ON = "Run the same command to go on from the last checkpoint."
 
 
@@ -115,6 +119,10 @@ class Watch:
     logs: str = "logs"
     # what to do when it has ended
     way_out: str = GO_ON
+    # how long ranks may take to connect; None: nobody asks
+    join_timeout: float | None = None
+    # how many ranks know of this watch and may still report; those that it knows already if it is less
+    size: int = 0
     _failed_at: float | None = field(default=None)
 
     @property
@@ -129,10 +137,33 @@ class Watch:
         if failed or lost:
             self._failed_at = self._failed_at or now
             is_quiet = all(one.ended is not None or one.is_lost for one in self.ranks.values())
+            is_quiet = is_quiet and len(self.ranks) >= self.size
             if is_quiet or now - self._failed_at >= GRACE_SECONDS:
                 return self._explain(failed, lost, now)
             return None
-        return self._find_hang(now)
+        return self.find_late(now) or self._find_hang(now)
+
+    def find_late(self, now: float) -> Verdict | None:
+        """Ranks that met, or did not, and are still not connected. They know their time and leave by themselves, unless
+        they are caught in code of others."""
+        open_ranks = [one for one in self.ranks.values() if one.ended is None and not one.is_done]
+        late = [one for one in open_ranks if one.phase == JOIN and now - one.since > self._seconds_to_join]
+        if not late:
+            return None
+        names = ", ".join(f"rank {one.rank} on {one.host}" for one in late[:_MAX_NAMED])
+        more = f" and {len(late) - _MAX_NAMED} more" if len(late) > _MAX_NAMED else ""
+        return Verdict(
+            f"MRL-5306 {names}{more} could not connect to the others within launch.join_timeout_seconds="
+            f"{self.join_timeout:g}.\n"
+            "The ranks must reach each other on the interface that gloo uses: unset GLOO_SOCKET_IFNAME, or set it on "
+            "every node to one that all nodes share, and open the firewall between them. `megarl doctor` in place of "
+            "`megarl train` measures that network.",
+            EXIT_LOST,
+        )
+
+    @property
+    def _seconds_to_join(self) -> float:
+        return float("inf") if self.join_timeout is None else self.join_timeout + _SECONDS_TO_CONNECT
 
     def _explain(self, failed: list[RankState], lost: list[RankState], now: float) -> Verdict:
         """A mistake of the user's, else the first that ended without a word, else who spoke first of an internal error.

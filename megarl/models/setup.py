@@ -12,10 +12,11 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from megarl.config.parallel import ParallelSettings
+from megarl.core import whereabouts
 from megarl.core.device import choose_device, collective_backend
 from megarl.core.world import Axis, World
 from megarl.models.layout import Layout, megatron_globals
-from megarl.models.rendezvous import Rendezvous, join
+from megarl.models.rendezvous import Meeting, Rendezvous
 
 # Ranks may wait for hours while the driver generates; a dead peer is noticed by its closed socket, not by this.
 _CONTROL_TIMEOUT = timedelta(hours=24)
@@ -34,10 +35,19 @@ _layouts = _Layouts()
 
 
 def start_world(rendezvous: Rendezvous, device: str, parallel: ParallelSettings) -> World:
-    """Meet all ranks and lay the policy out over them. Collective; one world at a time per process."""
+    """Meet all ranks, with nothing to tell them before, and lay the policy out over them. Collective."""
+    meeting = Meeting(rendezvous)
+    meeting.call_the_roll()
+    return connect_world(meeting, device, parallel)
+
+
+def connect_world(meeting: Meeting, device: str, parallel: ParallelSettings) -> World:
+    """Connect the ranks that met and lay the policy out over them. Collective; one world at a time per process."""
+    rendezvous = meeting.rendezvous
     index = rendezvous.device_index
     chosen = choose_device(device, rendezvous.local_rank if index is None else index)
-    join(rendezvous, collective_backend(chosen))
+    meeting.connect(collective_backend(chosen))
+    whereabouts.enter("layout")
     control_group = dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
     whole = Axis(0, 1, control_group)
     nobody = World(

@@ -38,7 +38,7 @@ Change = tuple[str, Any, Any]
 
 def require_same_run(config: RunConfig, progress: Progress) -> list[str]:
     """Refuse a configuration that makes another run; otherwise what changed, one line for each setting."""
-    changes = list(_changes(progress.config, config.model_dump(mode="json")))
+    changes = list(changes_between(progress.config, config.model_dump(mode="json")))
     refused = [change for change in changes if not _may_change(change)]
     if refused:
         listing = "\n".join(f"    {_line(change)}" for change in refused)
@@ -90,11 +90,12 @@ def _may_change(change: Change) -> bool:
     return True
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
+def changes_between(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
+    """Every setting that is not the same: its key and both values."""
     for key in dict.fromkeys([*before, *after]):
         old, new = _only(before.get(key, _ABSENT)), _only(after.get(key, _ABSENT))
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _changes(old, new, f"{prefix}{key}.")
+            yield from changes_between(old, new, f"{prefix}{key}.")
         elif old != new:
             yield f"{prefix}{key}", old, new
 
@@ -107,10 +108,11 @@ def _only(value: Any) -> Any:
 
 def _line(change: Change) -> str:
     key, before, after = change
-    return f"{key}: was {_shown(before)}, is {_shown(after)}"
+    return f"{key}: was {shown(before)}, is {shown(after)}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting's value for a message."""
     if value is _ABSENT:
         return "not set"
     text = json.dumps(value)

@@ -130,6 +130,7 @@ def test_three_warnings_and_a_lost_node_change_nothing(slurm: Slurm, expected: l
     end = job.wait_for_end("COMPLETED", "FAILED")
     assert (end.state, end.num_starts, end.exit_code) == ("COMPLETED", 5, "0:0"), job.log
     assert job.ledger == expected
+    assert "[W" not in job.log  # warnings of torch about names of hosts
     assert re.findall(r": restart (\d)", job.log) == list("01234")
     assert job.log.count("goes back into the queue") == 3
     assert job.log.count("from checkpoints/step_") == 4

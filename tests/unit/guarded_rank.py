@@ -14,12 +14,14 @@ from pathlib import Path
 
 from megarl.core import whereabouts
 from megarl.launch.guard import start_guard
+from megarl.launch.rendezvous import local_record
 
 
 def main() -> None:
     rank, size, timeout, directory, behaviour = sys.argv[1:]
     place = Path(directory)
-    line = start_guard(int(rank), int(rank), int(size), "127.0.0.1", float(timeout))
+    record = local_record(int(rank), int(size), 1, 0)
+    line = start_guard(record, "127.0.0.1", float(timeout), join_timeout=1.0)
     line.open_stacks(place / f"stacks_rank_{rank}.txt")
     if rank == "0":
         (place / "hub.draft").write_text(json.dumps(line.where_the_watch_listens()))

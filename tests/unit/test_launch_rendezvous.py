@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -290,8 +291,7 @@ def meet(rank: int, size: int, meeting: str, seconds: float) -> MegarlError | No
 
     own = rendezvous.Rendezvous(rank, size, rank, meeting, join_timeout=timedelta(seconds=seconds))
     try:
-        store = rendezvous._reach(own)
-        rendezvous._call_the_roll(store, own, 0.0)
+        rendezvous.Meeting(own).call_the_roll()
     except MegarlError as error:
         return error
     return None
@@ -314,6 +314,27 @@ def test_who_does_not_come_is_named() -> None:
     for error in results:
         assert isinstance(error, EngineError) and error.code == "MRL-5304"
         assert f"of 4 ranks 2 did not come within 5 s: rank 2, 3. Those here are on {host}." in str(error)
+
+
+def test_nobody_at_the_meeting_is_told_without_a_page_of_torchs_stack(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    error = meet(1, 2, f"tcp://127.0.0.1:{port}", 1)
+    assert error is not None and error.code == "MRL-5303"
+    assert f"finds nobody at 127.0.0.1:{port}: [Errno 111] Connection refused" in str(error)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_meeting_that_is_gone_is_told() -> None:
+    from megarl.models.rendezvous import Meeting, Rendezvous
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        first = Meeting(Rendezvous(0, 3, 0, f"inherited://{place}/{os.dup(listener.fileno())}"))
+    second = Meeting(Rendezvous(1, 3, 1, f"tcp://{place}"))
+    threading.Timer(0.2, lambda: setattr(first, "_store", None)).start()
+    with pytest.raises(EngineError, match=f"MRL-5302 rank 1 on .* lost the others .* nobody is at {place} any more"):
+        second.call_the_roll()
 
 
 def test_a_port_that_is_taken() -> None:
