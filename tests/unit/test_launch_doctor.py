@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from megarl.cli import main
 from megarl.config.load import load_config
 from megarl.launch.doctor.finding import Finding, as_table, merge, worst
-from megarl.launch.doctor.variables import check_variables
+from megarl.launch.doctor.variables import Surroundings, check_variables
 from tests.e2e.runs import ROOT, environment
 from tests.unit.config_files import QUICKSTART
 
@@ -24,7 +24,7 @@ INTERFACES = ("lo", "eth0", "ib0")
 
 def texts(variables: dict[str, str], *overrides: str) -> str:
     config = load_config(QUICKSTART, overrides)
-    found = check_variables(variables, config, INTERFACES, 8)
+    found = check_variables(variables, config, Surroundings(INTERFACES, 8, road="eth0"))
     return "\n".join(f"{one.level}: {one.text} -> {one.remedy}" for one in found)
 
 
@@ -69,7 +69,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert all(row["hosts"] == [socket.gethostname()] for row in tree["findings"])
     assert main(["doctor", str(QUICKSTART), "run.dir=/proc"]) == 69
     captured = capsys.readouterr()
-    assert "error    run directory    /proc cannot be written" in captured.out
+    assert "error    run directory      /proc cannot be written" in captured.out
     assert captured.err.startswith("MRL-5305 not ready to train: run directory.")
 
 

@@ -1,0 +1,155 @@
+"""The doctor as a rank under a launcher: reports first, by the store of the meeting; then what takes everybody.
+
+Whatever fails, every rank ends in bounded time, and what is known by then is told: by the driver if it can be reached,
+else by whoever could not reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from megarl.core.errors import EngineError
+from megarl.core.step_ranges import step_ranges
+from megarl.launch.doctor.board import Board
+from megarl.launch.doctor.compare import Report, compare
+from megarl.launch.doctor.finding import Finding, as_finding
+from megarl.launch.doctor.together import check_together
+from megarl.launch.rendezvous import RankRecord
+from megarl.models.rendezvous import Rendezvous, _reach
+
+if TYPE_CHECKING:
+    from megarl.core.world import World
+
+# Everybody is there when ranks connect: who does not answer by then will not.
+_MESH_SECONDS = 60.0
+_MAX_NAMED = 3
+_SECONDS_TO_PART = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What is to be told: reports of the ranks that are known, and what concerns all of them."""
+
+    reports: Mapping[int, Report]
+    together: Sequence[Finding]
+
+
+def examine_ranks(record: RankRecord, report: Report, directory: Path, seconds: float) -> Examined | None:
+    """What this rank has to tell; None if the driver does. ``seconds`` is how long ranks wait for each other."""
+    numbers = (record.rank, record.size, record.local_rank)
+    try:
+        store = _reach(Rendezvous(*numbers, record.meeting, join_timeout=timedelta(seconds=seconds)))
+        board = Board(store, record.rank)
+        board.leave("report", report.to_tree())
+        if record.rank == 0:
+            return _lead(record, board, directory, seconds)
+        is_ready = board.hear(2 * seconds + _SECONDS_TO_PART)
+        if is_ready is not None:
+            problem = _connect(record, board, directory, seconds)[1] if is_ready else ""
+            board.leave("done", problem)
+            return None
+        lost = Finding("network", "error", "rank 0 does not answer any more", "look at its output")
+    except EngineError as error:
+        lost = as_finding("network", error)
+    except RuntimeError as error:  # torch's, if the store is gone
+        lost = Finding("network", "error", f"the meeting with rank 0 ended: {_first_line(error)}", "look at its output")
+    return Examined({record.rank: report}, [lost])
+
+
+def _lead(record: RankRecord, board: Board, directory: Path, seconds: float) -> Examined:
+    """The driver's part."""
+    came = board.collect("report", range(record.size), seconds)
+    reports = {rank: Report.from_tree(tree) for rank, tree in came.items()}
+    together = compare(reports)
+    missing = [rank for rank in range(record.size) if rank not in reports]
+    barred = [rank for rank, one in reports.items() if not one.may_connect]
+    is_ready = not missing and not barred
+    board.decide(is_ready)
+    others = [rank for rank in reports if rank != 0]
+    if is_ready:
+        found, problem = _connect(record, board, directory, seconds, [reports[rank].host for rank in reports])
+        # a rank that waits for another that failed gives up a while after it
+        told = {0: problem, **board.collect("done", others, 2 * min(seconds, _MESH_SECONDS) + _SECONDS_TO_PART)}
+        together += found
+        if not found or any(told.values()) or len(told) < record.size:
+            together.append(_broken(reports, told))
+    else:
+        together += _not_tried(record, missing, barred, seconds)
+        board.collect("done", others, _SECONDS_TO_PART)
+    return Examined(reports, together)
+
+
+def _not_tried(record: RankRecord, missing: list[int], barred: list[int], seconds: float) -> list[Finding]:
+    found = []
+    if missing:
+        text = f"of {record.size} ranks {len(missing)} did not come within {seconds:.0f} s: rank {step_ranges(missing)}"
+        remedy = (
+            "look at the output of the nodes that are missing: did their launcher start, and does it name the same "
+            "master and the same number of nodes?"
+        )
+        found.append(Finding("network", "error", text, remedy))
+    if barred:
+        text = f"not tried, because of the interface of rank {step_ranges(barred)}"
+        found.append(Finding("network", "error", text, "mend the interface first"))
+    return found
+
+
+def _broken(reports: Mapping[int, Report], told: Mapping[int, str]) -> Finding:
+    """Ranks that met, and do not reach each other."""
+    silent = [rank for rank in reports if rank not in told]
+    reasons = [f"rank {rank} ({reports[rank].host}): {why}" for rank, why in told.items() if why]
+    reasons += [f"rank {rank} ({reports[rank].host}) does not answer any more" for rank in silent]
+    text = f"the ranks met, but not all reach each other; {'; '.join(reasons[:_MAX_NAMED])}"
+    remedy = (
+        "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, or set them to the network that all nodes share; open all "
+        "ports between the nodes"
+    )
+    return Finding("network", "error", text, remedy)
+
+
+def _connect(
+    record: RankRecord, board: Board, directory: Path, seconds: float, hosts: Sequence[str] = ()
+) -> tuple[list[Finding], str]:
+    """What all ranks find together, on the driver, which knows the hosts; and what went wrong. Collective."""
+    found: list[Finding] = []
+    try:
+        dist.init_process_group(
+            backend="gloo",
+            store=board.mesh,
+            rank=record.rank,
+            world_size=record.size,
+            timeout=timedelta(seconds=min(seconds, _MESH_SECONDS)),
+        )
+        world = _world(record)
+        names: list[str] = world.broadcast(list(hosts) if world.is_driver else None)
+        for finding in check_together(world, names, directory):
+            found.append(finding)
+        world.barrier()
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        return found, _first_line(error)
+    return found, ""
+
+
+def _world(record: RankRecord) -> World:
+    """All ranks, with no model laid out over them."""
+    from megarl.core.world import Axis, World
+
+    group = dist.group.WORLD
+    assert group is not None, "joined"
+    whole = Axis(0, 1, group)
+    return World(
+        record.rank, record.size, record.local_rank, torch.device("cpu"), group,
+        tp=whole, pp=whole, dp=whole, cp=whole, ep=whole, etp=whole, edp=whole, dp_rank_of=(),
+    )  # fmt: skip
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
