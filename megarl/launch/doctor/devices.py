@@ -43,7 +43,7 @@ def look_at_devices(root: Path = Path("/")) -> Devices:
 
     version = root / "proc/driver/nvidia/version"
     try:
-        found = re.search(r"Kernel Module\D*([0-9][0-9.]*)", version.read_text(encoding="utf-8", errors="replace"))
+        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", version.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         found = None
     driver = found.group(1) if found else None

@@ -63,8 +63,8 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
     """The groups of this process that limit this, from its own to the root; whether each is of version 2."""
     mount = root / "sys/fs/cgroup"
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers == "":
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" and controllers == "":
             tops, is_unified = (mount, mount / "unified"), True
         elif controller in controllers.split(","):
             tops, is_unified = (mount / controllers, mount / controller), False
