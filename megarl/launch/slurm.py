@@ -26,6 +26,8 @@ _PARTITION = re.compile(r"[A-Za-z0-9_.,-]+")
 _MAX_SUGGESTIONS = 8
 # Slurm may warn up to a minute earlier than asked.
 _SHORTEST_RUN_SECONDS = 60
+# Longer than the doctor waits for ranks that do not come.
+DOCTOR_TIME = "00:30:00"
 
 _HEADER = """\
 #!/bin/bash
@@ -42,7 +44,18 @@ _HEADER = """\
 #SBATCH --output=%x-%j.log
 """
 
-_BODY = """\
+_DOCTOR_HEADER = """\
+#!/bin/bash
+# megarl doctor on {nodes} x {ranks_per_node} ranks, as `megarl launch slurm --doctor` wrote it. Yours to edit.
+#   sbatch FILE [KEY=VALUE ...]
+#SBATCH --job-name={name}-doctor
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={ranks_per_node}
+#SBATCH --time={time}
+#SBATCH --output=%x-%j.log
+"""
+
+_HOOKS = """\
 
 # What a node needs before megarl can start; sbatch hands on the environment that it was called in. For example:
 #   module load cuda
@@ -53,6 +66,16 @@ container=()
 # megarl meets on the first node, at a port that follows from the job's number, over the interface that leads there.
 # To choose yourself:
 #   export MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
+"""
+
+_DOCTOR = """\
+
+# One task is one rank, as in training. Rank 0 tells what all of them found, and may be the last to leave.
+srun --kill-on-bad-exit=0 --wait=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\
+    "${{container[@]}}" bash -c 'exec "$@" 2>&1' bash "${{PYTHON:-python}}" -m megarl doctor {words} "$@"
+"""
+
+_TRAINING = """\
 
 echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST: restart ${{SLURM_RESTART_COUNT:-0}} at $(date --iso-8601=seconds)"
 
@@ -104,24 +127,24 @@ def render(config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequ
     """The sbatch file, and what its reader should know about the layout."""
     ranks_per_node = _ranks_per_node(config, request)
     _require_time_to_save(request)
-    header = _HEADER.format(
-        name=config.run.name,
-        nodes=request.nodes,
-        ranks_per_node=ranks_per_node,
-        time=request.time,
-        save_before=request.save_before,
-    )
-    if request.partition is not None:
-        if _PARTITION.fullmatch(request.partition) is None:
-            raise ConfigError(
-                "MRL-1652",
-                f"--partition {request.partition[:80]!r} cannot be the name of a partition.\n"
-                "It has letters, digits, dots, dashes and underscores; `sinfo` lists what there is.",
-            )
-        header += f"#SBATCH --partition={request.partition}\n"
-    header += _gpus(config, ranks_per_node)
+    numbers = {"nodes": request.nodes, "ranks_per_node": ranks_per_node, "time": request.time}
+    header = _HEADER.format(name=config.run.name, save_before=request.save_before, **numbers)
+    header += _partition(request) + _gpus(config, ranks_per_node)
     words = shlex.join([str(path), *overrides])
-    return header + _BODY.format(words=words), _warnings(config, ranks_per_node)
+    return header + _HOOKS + _TRAINING.format(words=words), _warnings(config, ranks_per_node)
+
+
+def render_doctor(
+    config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequence[str]
+) -> tuple[str, list[str]]:
+    """The same for ``megarl doctor`` in place of the training, on as many ranks."""
+    ranks_per_node = _ranks_per_node(config, request)
+    _require_time(request)
+    numbers = {"nodes": request.nodes, "ranks_per_node": ranks_per_node, "time": request.time}
+    header = _DOCTOR_HEADER.format(name=config.run.name, **numbers)
+    header += _partition(request) + _gpus(config, ranks_per_node)
+    words = shlex.join([str(path), *overrides])
+    return header + _HOOKS + _DOCTOR.format(words=words), _warnings(config, ranks_per_node)
 
 
 def write_script(path: Path, script: str) -> None:
@@ -199,7 +222,20 @@ def _ranks_per_node(config: RunConfig, request: SlurmRequest) -> int:
     return request.ranks_per_node
 
 
-def _require_time_to_save(request: SlurmRequest) -> None:
+def _partition(request: SlurmRequest) -> str:
+    if request.partition is None:
+        return ""
+    if _PARTITION.fullmatch(request.partition) is None:
+        raise ConfigError(
+            "MRL-1652",
+            f"--partition {request.partition[:80]!r} cannot be the name of a partition.\n"
+            "It has letters, digits, dots, dashes and underscores; `sinfo` lists what there is.",
+        )
+    return f"#SBATCH --partition={request.partition}\n"
+
+
+def _require_time(request: SlurmRequest) -> int:
+    """In seconds."""
     limit = _seconds(request.time)
     if limit is None:
         raise ConfigError(
@@ -207,6 +243,11 @@ def _require_time_to_save(request: SlurmRequest) -> None:
             f"--time {request.time[:40]!r} is not a time limit of Slurm's.\n"
             "Write minutes (90), hours:minutes:seconds (12:00:00), or days-hours (2-12).",
         )
+    return limit
+
+
+def _require_time_to_save(request: SlurmRequest) -> None:
+    limit = _require_time(request)
     if not 1 <= request.save_before <= limit - _SHORTEST_RUN_SECONDS:
         raise ConfigError(
             "MRL-1651",
