@@ -156,12 +156,14 @@ def test_an_interface_that_leads_nowhere(nodes: tuple[Node, Node], tmp_path: Pat
         subprocess.run([*enter, "addr", "add", f"10.99.{number}.1/24", "dev", "island"], check=True)
         for name in ("island", "shore"):
             subprocess.run([*enter, "link", "set", name, "up"], check=True)
-    command = doctor(f"run.dir={tmp_path}", "launch.join_timeout_seconds=10")
+    command = doctor(f"run.dir={tmp_path}", f"launch.join_timeout_seconds={JOIN_SECONDS}")
     island = {"GLOO_SOCKET_IFNAME": "island"}
     first, second = ask_both(nodes, (command, command), (island, island))
     assert (first.code, second.code) == (69, 0), second.stderr
     network = first.findings()["network"]
-    assert network["text"].startswith("the ranks met, but not all reach each other; rank 0 ")
+    assert network["text"].startswith("the ranks met, but not all reach each other: rank 0 ")
+    assert "does not reach rank 1, 10.99.1.1: Network is unreachable" in network["text"]
+    assert "does not reach rank 0, 10.99.0.1: Network is unreachable" in network["text"]
     assert network["remedy"].startswith("unset GLOO_SOCKET_IFNAME")
 
 

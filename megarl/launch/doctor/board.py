@@ -10,8 +10,6 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-_VERDICT = "verdict"
-
 
 class Board:
     """Notes of ranks to each other, as JSON. Where the store is gone every method raises a RuntimeError of torch's."""
@@ -31,15 +29,16 @@ class Board:
         there = [rank for rank, name in names.items() if self._store.check([name])]
         return {rank: json.loads(self._store.get(names[rank])) for rank in there}
 
-    def decide(self, verdict: bool) -> None:
-        """What all ranks do next: the driver's word."""
-        self._store.set(_VERDICT, json.dumps(verdict))
+    def decide(self, question: str, verdict: bool) -> None:
+        """Whether all ranks do this next: the driver's word."""
+        self._store.set(f"whether/{question}", json.dumps(verdict))
 
-    def hear(self, seconds: float) -> bool | None:
-        """The driver's word; None if it does not come in time."""
-        if not self._wait([_VERDICT], seconds):
-            return None
-        return bool(json.loads(self._store.get(_VERDICT)))
+    def hear(self, question: str, seconds: float) -> bool:
+        """The driver's word. A `TimeoutError` if it does not come."""
+        name = f"whether/{question}"
+        if not self._wait([name], seconds):
+            raise TimeoutError("rank 0 does not answer any more")
+        return bool(json.loads(self._store.get(name)))
 
     @property
     def mesh(self) -> Store:

@@ -6,6 +6,7 @@ else by whoever could not reach it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,8 +20,9 @@ from megarl.core.errors import EngineError
 from megarl.core.step_ranges import step_ranges
 from megarl.launch.doctor.board import Board
 from megarl.launch.doctor.compare import Report, compare
+from megarl.launch.doctor.doors import KNOCK_SECONDS, knock, open_door
 from megarl.launch.doctor.finding import Finding, as_finding
-from megarl.launch.doctor.together import check_together
+from megarl.launch.doctor.together import MAX_ROUNDS, check_together
 from megarl.launch.rendezvous import RankRecord
 from megarl.models.rendezvous import Rendezvous, _reach
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _MESH_SECONDS = 60.0
 _MAX_NAMED = 3
 _SECONDS_TO_PART = 10.0
+# For what takes no time unless a machine is very busy.
+_SLACK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +51,30 @@ def examine_ranks(record: RankRecord, report: Report, directory: Path, seconds: 
     try:
         store = _reach(Rendezvous(*numbers, record.meeting, join_timeout=timedelta(seconds=seconds)))
         board = Board(store, record.rank)
-        board.leave("report", report.to_tree())
-        if record.rank == 0:
-            return _lead(record, board, directory, seconds)
-        is_ready = board.hear(2 * seconds + _SECONDS_TO_PART)
-        if is_ready is not None:
-            problem = _connect(record, board, directory, seconds)[1] if is_ready else ""
-            board.leave("done", problem)
-            return None
-        lost = Finding("network", "error", "rank 0 does not answer any more", "look at its output")
+        with open_door(os.environ.get("GLOO_SOCKET_IFNAME"), record.master_address) as door:
+            board.leave("door", door)
+            board.leave("report", report.to_tree())
+            if record.rank == 0:
+                return _lead(record, board, directory, seconds)
+            _follow(record, board, directory, seconds)
+        return None
     except EngineError as error:
         lost = as_finding("network", error)
+    except TimeoutError as error:
+        lost = Finding("network", "error", str(error), "look at its output")
     except RuntimeError as error:  # torch's, if the store is gone
         lost = Finding("network", "error", f"the meeting with rank 0 ended: {_first_line(error)}", "look at its output")
     return Examined({record.rank: report}, [lost])
+
+
+def _follow(record: RankRecord, board: Board, directory: Path, seconds: float) -> None:
+    """Every rank but the driver does what the driver says. Its last note lets the driver go."""
+    problem = ""
+    if board.hear("knock", 2 * seconds + _SLACK_SECONDS):
+        board.leave("unreached", _unreached(record, board))
+        if board.hear("connect", _SLACK_SECONDS + KNOCK_SECONDS):
+            problem = _connect(record, board, directory)[1]
+    board.leave("done", problem)
 
 
 def _lead(record: RankRecord, board: Board, directory: Path, seconds: float) -> Examined:
@@ -68,22 +82,45 @@ def _lead(record: RankRecord, board: Board, directory: Path, seconds: float) -> 
     came = board.collect("report", range(record.size), seconds)
     reports = {rank: Report.from_tree(tree) for rank, tree in came.items()}
     together = compare(reports)
+    others = [rank for rank in reports if rank != 0]
     missing = [rank for rank in range(record.size) if rank not in reports]
     barred = [rank for rank, one in reports.items() if not one.may_connect]
-    is_ready = not missing and not barred
-    board.decide(is_ready)
-    others = [rank for rank in reports if rank != 0]
-    if is_ready:
-        found, problem = _connect(record, board, directory, seconds, [reports[rank].host for rank in reports])
-        # a rank that waits for another that failed gives up a while after it
-        told = {0: problem, **board.collect("done", others, 2 * min(seconds, _MESH_SECONDS) + _SECONDS_TO_PART)}
-        together += found
-        if not found or any(told.values()) or len(told) < record.size:
-            together.append(_broken(reports, told))
-    else:
+    board.decide("knock", not missing and not barred)
+    if missing or barred:
         together += _not_tried(record, missing, barred, seconds)
         board.collect("done", others, _SECONDS_TO_PART)
+        return Examined(reports, together)
+    own = _unreached(record, board)
+    unreached = {0: own, **board.collect("unreached", others, _SLACK_SECONDS + KNOCK_SECONDS)}
+    lines = [
+        f"rank {rank} ({reports[rank].host}) does not reach rank {peer}, {why}"
+        for rank, peers in unreached.items()
+        for peer, why in peers.items()
+    ]
+    lines += [
+        f"rank {rank} ({reports[rank].host}) does not answer any more" for rank in others if rank not in unreached
+    ]
+    board.decide("connect", not lines)
+    if not lines:
+        found, problem = _connect(record, board, directory, [reports[rank].host for rank in reports])
+        together += found
+        # a rank that waits for another that failed gives up a while after it
+        told = {0: problem, **board.collect("done", others, _MESH_SECONDS + _SLACK_SECONDS)}
+        lines += [f"rank {rank} ({reports[rank].host}): {why}" for rank, why in told.items() if why]
+        lines += [f"rank {rank} ({reports[rank].host}) does not answer any more" for rank in others if rank not in told]
+    else:
+        board.collect("done", others, _SECONDS_TO_PART)
+    if lines:
+        together.append(_broken(lines))
     return Examined(reports, together)
+
+
+def _unreached(record: RankRecord, board: Board) -> dict[str, str]:
+    """Peers of this rank that do not let it in, and why: all others, or the next sixteen in large runs."""
+    peers = [(record.rank + shift) % record.size for shift in range(1, min(record.size, MAX_ROUNDS + 1))]
+    doors = board.collect("door", peers, _SLACK_SECONDS)  # everybody left one before its report
+    reached = knock({rank: (door[0], door[1]) if door else None for rank, door in doors.items()})
+    return {str(rank): why for rank, why in reached.items()}
 
 
 def _not_tried(record: RankRecord, missing: list[int], barred: list[int], seconds: float) -> list[Finding]:
@@ -101,12 +138,10 @@ def _not_tried(record: RankRecord, missing: list[int], barred: list[int], second
     return found
 
 
-def _broken(reports: Mapping[int, Report], told: Mapping[int, str]) -> Finding:
+def _broken(lines: Sequence[str]) -> Finding:
     """Ranks that met, and do not reach each other."""
-    silent = [rank for rank in reports if rank not in told]
-    reasons = [f"rank {rank} ({reports[rank].host}): {why}" for rank, why in told.items() if why]
-    reasons += [f"rank {rank} ({reports[rank].host}) does not answer any more" for rank in silent]
-    text = f"the ranks met, but not all reach each other; {'; '.join(reasons[:_MAX_NAMED])}"
+    more = f"; and {len(lines) - _MAX_NAMED} more" if len(lines) > _MAX_NAMED else ""
+    text = f"the ranks met, but not all reach each other: {'; '.join(lines[:_MAX_NAMED])}{more}"
     remedy = (
         "unset GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, or set them to the network that all nodes share; open all "
         "ports between the nodes"
@@ -114,9 +149,7 @@ def _broken(reports: Mapping[int, Report], told: Mapping[int, str]) -> Finding:
     return Finding("network", "error", text, remedy)
 
 
-def _connect(
-    record: RankRecord, board: Board, directory: Path, seconds: float, hosts: Sequence[str] = ()
-) -> tuple[list[Finding], str]:
+def _connect(record: RankRecord, board: Board, directory: Path, hosts: Sequence[str] = ()) -> tuple[list[Finding], str]:
     """What all ranks find together, on the driver, which knows the hosts; and what went wrong. Collective."""
     found: list[Finding] = []
     try:
@@ -125,7 +158,7 @@ def _connect(
             store=board.mesh,
             rank=record.rank,
             world_size=record.size,
-            timeout=timedelta(seconds=min(seconds, _MESH_SECONDS)),
+            timeout=timedelta(seconds=_MESH_SECONDS),
         )
         world = _world(record)
         names: list[str] = world.broadcast(list(hosts) if world.is_driver else None)

@@ -23,7 +23,7 @@ _NUM_TRIES = 3  # the best counts: a busy machine is no slow network
 _SLOW_GBIT = 1.0
 _SKEW_SECONDS = 1.0
 # Enough to find a bad link between any two of a few nodes, and not to take minutes on many.
-_MAX_ROUNDS = 16
+MAX_ROUNDS = 16
 
 
 def check_together(world: World, hosts: Sequence[str], directory: Path) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ def _bandwidth(world: World, hosts: Sequence[str]) -> Finding:
     """Every rank sends to every other (to the next sixteen, in large runs); all pairs of a round at once."""
     own: list[float] = []
     sent, received = torch.zeros(_PAYLOAD_BYTES, dtype=torch.uint8), torch.empty(_PAYLOAD_BYTES, dtype=torch.uint8)
-    rounds = range(1, min(world.size, _MAX_ROUNDS + 1))
+    rounds = range(1, min(world.size, MAX_ROUNDS + 1))
     for shift in rounds:
         seconds = []
         for _ in range(_NUM_TRIES):
