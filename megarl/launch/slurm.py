@@ -125,26 +125,31 @@ class SlurmRequest:
 
 def render(config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequence[str]) -> tuple[str, list[str]]:
     """The sbatch file, and what its reader should know about the layout."""
-    ranks_per_node = _ranks_per_node(config, request)
     _require_time_to_save(request)
-    numbers = {"nodes": request.nodes, "ranks_per_node": ranks_per_node, "time": request.time}
-    header = _HEADER.format(name=config.run.name, save_before=request.save_before, **numbers)
-    header += _partition(request) + _gpus(config, ranks_per_node)
-    words = shlex.join([str(path), *overrides])
-    return header + _HOOKS + _TRAINING.format(words=words), _warnings(config, ranks_per_node)
+    return _render(config, request, (_HEADER, _TRAINING), [str(path), *overrides])
 
 
 def render_doctor(
     config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequence[str]
 ) -> tuple[str, list[str]]:
     """The same for ``megarl doctor`` in place of the training, on as many ranks."""
-    ranks_per_node = _ranks_per_node(config, request)
     _require_time(request)
-    numbers = {"nodes": request.nodes, "ranks_per_node": ranks_per_node, "time": request.time}
-    header = _DOCTOR_HEADER.format(name=config.run.name, **numbers)
+    return _render(config, request, (_DOCTOR_HEADER, _DOCTOR), [str(path), *overrides])
+
+
+def _render(
+    config: RunConfig, request: SlurmRequest, templates: tuple[str, str], words: Sequence[str]
+) -> tuple[str, list[str]]:
+    ranks_per_node = _ranks_per_node(config, request)
+    header = templates[0].format(
+        name=config.run.name,
+        nodes=request.nodes,
+        ranks_per_node=ranks_per_node,
+        time=request.time,
+        save_before=request.save_before,
+    )
     header += _partition(request) + _gpus(config, ranks_per_node)
-    words = shlex.join([str(path), *overrides])
-    return header + _HOOKS + _DOCTOR.format(words=words), _warnings(config, ranks_per_node)
+    return header + _HOOKS + templates[1].format(words=shlex.join(words)), _warnings(config, ranks_per_node)
 
 
 def write_script(path: Path, script: str) -> None:
