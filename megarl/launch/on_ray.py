@@ -55,6 +55,16 @@ _SECONDS_TO_STOP = 60
 _TAIL = 4096
 
 
+def examine_on_ray(config: RunConfig, words: list[str], *, asked_nodes: int | None) -> int:
+    """``megarl doctor`` in place of the training, once; ``words`` is what follows ``megarl`` in a rank's command."""
+    stop = _Stop()
+    with _cluster(config):
+        stop.listen()
+        with _placed(config, asked_nodes, stop) as group:
+            ends = group.run(words, 0, stop)
+        return _judge(group, ends, stop)
+
+
 def train_on_ray(config: RunConfig, words: list[str], *, asked_nodes: int | None, fresh: bool) -> int:
     """Train to the end on the cluster that this process is in; returns the exit code.
 

@@ -103,16 +103,10 @@ def identify(environment: Environment) -> RankRecord | None:
     return None
 
 
-def idle_nodes(environment: Environment) -> str | None:
-    """What to tell whoever starts ranks on one machine although Slurm gave this job several; None: nothing."""
+def num_idle_nodes(environment: Environment) -> int:
+    """How many nodes Slurm gave this job of which nothing is used, because no srun starts ranks there."""
     nodes = environment.get("SLURM_JOB_NUM_NODES", environment.get("SLURM_NNODES", "1"))
-    if _is_srun_task(environment) or not nodes.isdecimal() or int(nodes) < 2:
-        return None
-    return (
-        f"This job of Slurm has {int(nodes)} nodes, but without srun all ranks run on this one.\n"
-        "To use them all, write `srun megarl train ...`, one task for each rank, or let `megarl launch slurm` write "
-        "the job."
-    )
+    return 0 if _is_srun_task(environment) or not nodes.isdecimal() else max(0, int(nodes) - 1)
 
 
 def local_record(rank: int, size: int, port: int, listener: int) -> RankRecord:
@@ -221,7 +215,7 @@ def _from_slurm(environment: Environment) -> RankRecord:
         port = _FIRST_PORT + (job + 131 * step) % _NUM_PORTS  # another step of the same job meets elsewhere
     num_restarts = _number(environment, "SLURM_RESTART_COUNT", "srun", default=0)
     # Slurm may show each task only its own GPU; then it is the first one that this process sees.
-    device = 0 if len(_visible_devices(environment) or ()) == 1 else local_rank
+    device = 0 if len(visible_devices(environment) or ()) == 1 else local_rank
     return RankRecord(
         "slurm", rank, size, local_rank, tasks[node_rank], node_rank, len(tasks), address, port, device,
         _meeting("tcp", address, port), num_restarts,
@@ -300,7 +294,7 @@ def _require_agreement(environment: Environment, record: RankRecord, who: str, k
 
 def _require_devices(environment: Environment, record: RankRecord) -> None:
     """Each rank has its own GPU, or none of them has any."""
-    visible = _visible_devices(environment)
+    visible = visible_devices(environment)
     # torchrun shows all ranks of a node the same devices
     num_needed = record.local_size if record.launcher == "torchrun" else record.device_index + 1
     if visible and num_needed > len(visible):
@@ -312,7 +306,7 @@ def _require_devices(environment: Environment, record: RankRecord) -> None:
         )
 
 
-def _visible_devices(environment: Environment) -> list[str] | None:
+def visible_devices(environment: Environment) -> list[str] | None:
     """The GPUs that are shown, which are those before the first that is none, as for CUDA; None: all."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:

@@ -30,6 +30,8 @@ _EXAMPLE_CPUS = 8
 _SHORTEST_RUN_SECONDS = 60
 # what sbatch takes behind --signal
 _EARLIEST_WARNING_SECONDS = 65_535
+# Longer than the doctor waits for ranks that do not come.
+DOCTOR_TIME = "00:30:00"
 
 _HEADER = """\
 #!/bin/bash
@@ -51,7 +53,19 @@ _HEADER = """\
 ##SBATCH --exclusive
 """
 
-_BODY = """\
+_DOCTOR_HEADER = """\
+#!/bin/bash
+# megarl doctor on {nodes} x {ranks_per_node} ranks, as `megarl launch slurm --doctor` wrote it. Yours to edit.
+#   sbatch FILE [KEY=VALUE ...]
+#SBATCH --job-name={name}-doctor
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={ranks_per_node}
+#SBATCH --time={time}
+#SBATCH --output=%x-%j.log
+{cpus}#SBATCH --cpus-per-task={cpus_per_rank}
+"""
+
+_HOOKS = """\
 
 # What a node needs before megarl can start; sbatch hands on the environment that it was called in. For example:
 #   module load cuda
@@ -62,6 +76,16 @@ container=()
 # megarl meets on the first node, at a port that follows from the job's number, over the interface that leads there.
 # To choose yourself:
 #   export MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
+"""
+
+_DOCTOR = """\
+
+# One task is one rank, as in training. Rank 0 tells what all of them found, and may be the last to leave.
+srun --kill-on-bad-exit=0 --wait=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\
+    "${{container[@]}}" bash -c 'exec "$@" 2>&1' bash "${{PYTHON:-python}}" -m megarl doctor {words} "$@"
+"""
+
+_TRAINING = """\
 
 echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST: restart ${{SLURM_RESTART_COUNT:-0}} at $(date --iso-8601=seconds)"
 
@@ -118,13 +142,27 @@ class SlurmRequest:
 
 def render(config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequence[str]) -> tuple[str, list[str]]:
     """The sbatch file, and what its reader should know about the layout."""
-    ranks_per_node = _ranks_per_node(config, request)
     _require_time_to_save(request)
+    return _render(config, request, (_HEADER, _TRAINING), [str(path), *overrides])
+
+
+def render_doctor(
+    config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequence[str]
+) -> tuple[str, list[str]]:
+    """The same for ``megarl doctor`` in place of the training, on as many ranks."""
+    _require_time(request)
+    return _render(config, request, (_DOCTOR_HEADER, _DOCTOR), [str(path), *overrides])
+
+
+def _render(
+    config: RunConfig, request: SlurmRequest, templates: tuple[str, str], words: Sequence[str]
+) -> tuple[str, list[str]]:
+    ranks_per_node = _ranks_per_node(config, request)
     if request.cpus_per_rank is not None and request.cpus_per_rank < 1:
         raise ConfigError(
             "MRL-1650", f"--cpus-per-rank {request.cpus_per_rank} cannot be.\nIt is a whole number from 1."
         )
-    header = _HEADER.format(
+    header = templates[0].format(
         name=config.run.name,
         nodes=request.nodes,
         ranks_per_node=ranks_per_node,
@@ -133,17 +171,8 @@ def render(config: RunConfig, request: SlurmRequest, path: Path, overrides: Sequ
         cpus="#" if request.cpus_per_rank is None else "",
         cpus_per_rank=request.cpus_per_rank or _EXAMPLE_CPUS,
     )
-    if request.partition is not None:
-        if _PARTITION.fullmatch(request.partition) is None:
-            raise ConfigError(
-                "MRL-1652",
-                f"--partition {request.partition[:80]!r} cannot be the name of a partition.\n"
-                "It has letters, digits, dots, dashes and underscores; `sinfo` lists what there is.",
-            )
-        header += f"#SBATCH --partition={request.partition}\n"
-    header += _gpus(config, ranks_per_node + num_spare_gpus(config, request.nodes))
-    words = shlex.join([str(path), *overrides])
-    return header + _BODY.format(words=words), _warnings(config, ranks_per_node)
+    header += _partition(request) + _gpus(config, ranks_per_node + num_spare_gpus(config, request.nodes))
+    return header + _HOOKS + templates[1].format(words=shlex.join(words)), _warnings(config, ranks_per_node)
 
 
 def write_script(path: Path, script: str) -> None:
@@ -221,7 +250,20 @@ def _ranks_per_node(config: RunConfig, request: SlurmRequest) -> int:
     return request.ranks_per_node
 
 
-def _require_time_to_save(request: SlurmRequest) -> None:
+def _partition(request: SlurmRequest) -> str:
+    if request.partition is None:
+        return ""
+    if _PARTITION.fullmatch(request.partition) is None:
+        raise ConfigError(
+            "MRL-1652",
+            f"--partition {request.partition[:80]!r} cannot be the name of a partition.\n"
+            "It has letters, digits, dots, dashes and underscores; `sinfo` lists what there is.",
+        )
+    return f"#SBATCH --partition={request.partition}\n"
+
+
+def _require_time(request: SlurmRequest) -> int:
+    """In seconds."""
     limit = _seconds(request.time)
     if limit is None:
         raise ConfigError(
@@ -229,6 +271,11 @@ def _require_time_to_save(request: SlurmRequest) -> None:
             f"--time {request.time[:40]!r} is not a time limit of Slurm's.\n"
             "Write minutes (90), hours:minutes:seconds (12:00:00), or days-hours (2-12).",
         )
+    return limit
+
+
+def _require_time_to_save(request: SlurmRequest) -> None:
+    limit = _require_time(request)
     if limit == 0:
         raise ConfigError(
             "MRL-1651",

@@ -10,7 +10,7 @@ from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_OK
 from megarl.launch.layout import warn_of_reward_nodes
 from megarl.launch.local import Program, run_ranks
-from megarl.launch.rendezvous import idle_nodes, read_rendezvous
+from megarl.launch.rendezvous import num_idle_nodes, read_rendezvous
 from megarl.launch.watch import GO_ON
 
 
@@ -26,9 +26,12 @@ def start_training(config: RunConfig, *, fresh: bool) -> int:
         from megarl.launch.rank import run_launched_rank, training
 
         return run_launched_rank(config, record, training(config, record, fresh=fresh))
-    idle = idle_nodes(os.environ)
-    if idle is not None:
-        sys.stderr.write(f"{idle}\n")
+    if num_idle := num_idle_nodes(os.environ):
+        sys.stderr.write(
+            f"warning: this job of Slurm has {num_idle + 1} nodes, but without srun all ranks run on this one.\n"
+            "To use them all, write `srun megarl train ...`, one task for each rank, or let `megarl launch slurm` "
+            "write the job.\n"
+        )
     # Mistakes in data, rewards and tokenizer surface here, before any rank is started.
     from megarl.run.inputs import open_inputs, try_functions
     from megarl.run.resume import take_up

@@ -65,7 +65,7 @@ class Meeting:
         self.host = socket.gethostname()
         self.rendezvous = rendezvous
         self._deadline = time.monotonic() + rendezvous.join_timeout.total_seconds()
-        self._store = _reach(rendezvous)
+        self._store = reach(rendezvous)
         self.roll: list[Present] = []
         self._here = [f"here/{rank}" for rank in range(self.size)]
         own = Present(self.host, os.environ.get("GLOO_SOCKET_IFNAME", ""), digest)
@@ -150,7 +150,7 @@ def join(rendezvous: Rendezvous, backend: str) -> None:
     meeting.connect(backend)
 
 
-def _reach(rendezvous: Rendezvous) -> Store:
+def reach(rendezvous: Rendezvous) -> Store:
     """The store that all ranks share until they are connected."""
     place = urlsplit(rendezvous.meeting)
     timeout = rendezvous.join_timeout

@@ -173,6 +173,22 @@ def test_a_cluster_that_is_too_small_is_told_in_time(cluster: RayCluster, projec
     assert "2 nodes: 127.0.0.1 with 1, 127.0.0.1 with 1; 2 are free." in output
 
 
+def test_the_doctor_on_all_ranks_of_a_cluster(cluster: RayCluster, project: Path) -> None:
+    runs = project.parent / "runs"
+    program = ["megarl", "launch", "ray", "config.yaml", "--doctor", f"run.dir={runs}"]
+    code, output = cluster.run(project, *program)
+    assert code == 0, output
+    assert "\nmegarl doctor: 2 ranks on 2 nodes (ray)\n" in f"\n{output}"  # Ray may have logged something before
+    assert "all 2 ranks reach each other" in output
+    (project.parent / "afile").write_text("")
+    code, output = cluster.run(project, *program[:-1], f"run.dir={project.parent}/afile/runs")
+    assert code == 69, output
+    assert "a file is in its place" in output
+    assert "MRL-5305 not ready to train: " in output
+    assert "Restart" not in output
+    assert_nothing_is_left(cluster)
+
+
 def test_the_cluster_turns_strangers_away(cluster: RayCluster, project: Path) -> None:
     question = "from megarl.launch.ray_plan import asks_for_token; print(asks_for_token('127.0.0.1:8265', None))"
     assert cluster.run(project, sys.executable, "-c", question) == (0, "True\n")

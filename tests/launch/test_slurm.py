@@ -186,6 +186,19 @@ def test_a_killed_and_a_stopped_rank_are_named_and_the_job_goes_on(
     assert job.ledger == expected
 
 
+def test_the_doctor_on_all_ranks_of_a_job(slurm: Slurm, tmp_path: Path) -> None:
+    """Two ranks on each of two nodes, as the run has them."""
+    slurm.wait_for_nodes()
+    words = [str(QUICKSTART), "--nodes", "2", "--doctor", "--submit", f"run.dir={tmp_path}", "run.num_ranks=4"]
+    number = job_number(slurm.run("megarl", "launch", "slurm", *words, cwd=tmp_path).stdout)
+    end = slurm.wait_for(number, "COMPLETED", "FAILED")
+    log = (tmp_path / f"quickstart-doctor-{number}.log").read_text()
+    assert end.state == "COMPLETED", log
+    assert log.startswith("megarl doctor: 4 ranks on 2 nodes (slurm)\n")
+    assert "all 4 ranks reach each other" in log
+    assert " 0 errors," in f" {log}".replace("\n", " ")
+
+
 @pytest.mark.parametrize("template", sorted((ROOT / "tools" / "slurm").glob("*.sbatch")), ids=lambda path: path.name)
 def test_slurm_takes_every_template(slurm: Slurm, template: Path) -> None:
     said = slurm.run("sbatch", "--test-only", str(template), str(QUICKSTART))

@@ -15,16 +15,20 @@ from hypothesis import strategies as st
 from megarl.cli import main
 from megarl.config.load import load_config
 from megarl.launch.doctor.finding import Finding, as_table, merge, worst
-from megarl.launch.doctor.variables import check_variables
+from megarl.launch.doctor.variables import Surroundings, check_variables
 from tests.e2e.runs import ROOT, environment
 from tests.unit.config_files import QUICKSTART
 
+TWO_NODES = {
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
 INTERFACES = ("lo", "eth0", "ib0")
 
 
 def texts(variables: dict[str, str], *overrides: str) -> str:
     config = load_config(QUICKSTART, overrides)
-    found = check_variables(variables, config, INTERFACES, 8)
+    found = check_variables(variables, config, Surroundings(INTERFACES, 8, road="eth0"))
     return "\n".join(f"{one.level}: {one.text} -> {one.remedy}" for one in found)
 
 
@@ -35,6 +39,16 @@ def texts(variables: dict[str, str], *overrides: str) -> str:
         ({"RANK": "1"}, (), "error", "WORLD_SIZE is not set"),
         ({"CUDA_VISIBLE_DEVICES": ""}, ("run.device=cuda",), "error", "unset CUDA_VISIBLE_DEVICES"),
         ({"CUDA_VISIBLE_DEVICES": ""}, (), "ok", "no variables"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, (), "ok", "CUDA_VISIBLE_DEVICES=-1 hides all GPUs"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ("run.device=cuda",), "error", "unset CUDA_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "garbage"}, (), "warning", "hides all GPUs, because 'garbage' is no device"),
+        ({"CUDA_VISIBLE_DEVICES": "0,GPU-1a,x,2"}, (), "warning", "ends at 'x', which is no device: 2 can be seen"),
+        ({"CUDA_VISIBLE_DEVICES": "garbage"}, ("run.device=cpu",), "ok", "no variables"),
+        ({"SLURM_NNODES": "2", "SLURM_JOB_ID": "7"}, (), "warning", "a Slurm job with 2 nodes, but without srun"),
+        ({"SLURM_NNODES": "1", "SLURM_JOB_ID": "7"}, (), "ok", "no variables"),
+        ({**TWO_NODES, "GLOO_SOCKET_IFNAME": "lo"}, (), "error", "2 nodes, and loopback does not leave this one"),
+        ({**TWO_NODES, "NCCL_SOCKET_IFNAME": "lo"}, (), "error", "2 nodes, and loopback does not leave this one"),
+        ({**TWO_NODES, "GLOO_SOCKET_IFNAME": "eth0"}, (), "ok", "no variables"),
         ({"GLOO_SOCKET_IFNAME": "eth9"}, (), "error", "eth0"),
         ({"NCCL_SOCKET_IFNAME": "ib"}, (), "ok", "no variables"),  # NCCL takes a prefix
         ({"NCCL_SOCKET_IFNAME": "^docker"}, (), "ok", "no variables"),
@@ -69,7 +83,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert all(row["hosts"] == [socket.gethostname()] for row in tree["findings"])
     assert main(["doctor", str(QUICKSTART), "run.dir=/proc"]) == 69
     captured = capsys.readouterr()
-    assert "error    run directory    /proc cannot be written" in captured.out
+    assert "error    run directory      /proc cannot be written" in captured.out
     assert captured.err.startswith("MRL-5305 not ready to train: run directory.")
 
 

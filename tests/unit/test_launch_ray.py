@@ -179,6 +179,8 @@ def test_mistakes_before_a_cluster_is_needed(capsys: pytest.CaptureFixture[str],
     assert "MRL-1673 run.dir=runs is relative" in capsys.readouterr().err
     assert main(["launch", "ray", str(QUICKSTART), "--nodes", "0", f"run.dir={tmp_path}"]) == 64
     assert "--nodes must be 1 or more" in capsys.readouterr().err
+    assert main(["launch", "ray", str(QUICKSTART), "--doctor", "--fresh", f"run.dir={tmp_path}"]) == 64
+    assert "--doctor does not train" in capsys.readouterr().err
 
 
 def hear_all(host: HostedRank) -> tuple[bytes, int]:

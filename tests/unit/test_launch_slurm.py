@@ -139,6 +139,19 @@ def test_nodes_for_rewards_are_warned_of_by_megarl_train_as_well(
     assert capsys.readouterr().err.startswith("warning: launch.reward_nodes=2 is for `megarl launch ray` only")
 
 
+def test_the_doctors_job_has_as_many_tasks_as_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nodes", "2", "--doctor", "--partition", "gpu", "run.num_ranks=8"]
+    assert main(["launch", "slurm", str(QUICKSTART), *words]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --ntasks-per-node=4\n" in script
+    assert "#SBATCH --partition=gpu\n" in script
+    assert "-m megarl doctor " in script
+    assert "requeue" not in script
+    assert "--signal" not in script
+    assert "MRL-1650" in told(capsys, "--nodes", "3", "--doctor")
+    assert "MRL-1651" in told(capsys, "--nodes", "2", "--doctor", "--time", "soon")
+
+
 def test_tensor_parallel_groups_across_nodes_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run.num_ranks=6", "actor.parallel.tp_size=2"]
     assert main(["launch", "slurm", str(QUICKSTART), "--nodes", "2", *words]) == 0

@@ -6,43 +6,53 @@ import json
 import os
 import socket
 import sys
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from megarl import __version__
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EXIT_OK, ConfigError, EngineError
-from megarl.launch.doctor.finding import Finding, Merged, as_table, merge, worst
+from megarl.launch.doctor.compare import Report, own_settings, own_software
+from megarl.launch.doctor.devices import check_devices, look_at_devices
+from megarl.launch.doctor.finding import Finding, Merged, as_finding, as_table, merge, worst
+from megarl.launch.doctor.limits import num_usable_cores
 from megarl.launch.doctor.machine import check_machine
-from megarl.launch.doctor.variables import check_variables
-from megarl.launch.network import choose_interface
+from megarl.launch.doctor.variables import Surroundings, check_variables
+from megarl.launch.network import choose_interface, interface_of, own_address
 from megarl.launch.rendezvous import RankRecord, identify
-
-if TYPE_CHECKING:
-    from megarl.core.world import World
 
 _JOIN_SECONDS = 300.0
 
 
 def examine(config: RunConfig | None, *, as_json: bool) -> int:
     """Check everything and say it; the exit code is 0 unless a check found an error."""
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # before torch is imported: what it logs is no message of ours
     record = _record()
-    cores = os.cpu_count() or 1
-    own = check_variables(os.environ, config, psutil.net_if_addrs(), cores)
-    if record is None or record.local_rank == 0:  # one rank looks at its machine for all that are there
-        own += check_machine(config, record.local_size if record else 1)
-    host = socket.gethostname()
+    report = _look(config, record)
     if record is None:
-        return _tell(merge([(host, own)]), "this machine", 1, as_json=as_json)
-    by_rank = _meet(record, config, own, host)
-    if by_rank is None:
+        return _tell(merge([(report.host, report.findings)]), "this machine", 1, as_json=as_json)
+    from megarl.launch.doctor.ranks import Examined, examine_ranks
+
+    if any(one.name == "network" for one in report.findings):  # no way leads to the others
+        examined: Examined | None = Examined({record.rank: report}, [])
+    else:
+        if report.may_connect and (chosen := choose_interface(record, os.environ)) is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = chosen
+        seconds = config.launch.join_timeout_seconds if config is not None else _JOIN_SECONDS
+        examined = examine_ranks(record, report, _directory(config), seconds)
+    if examined is None:
         return EXIT_OK
-    hosts = {name for name, _ in by_rank}
+    by_rank = [(one.host, one.findings) for one in examined.reports.values()]
+    hosts = {host for host, _ in by_rank}
+    merged = merge([*by_rank, *((host, examined.together) for host in sorted(hosts))])
+    if record.rank != 0:  # it could not reach the driver; the first of each node speaks
+        what = f"rank {record.rank} of {record.size} by itself ({record.launcher})"
+        return _tell(merged, what, len(hosts), as_json=as_json) if record.local_rank == 0 else EngineError.exit_code
     what = f"{record.size} ranks on {record.num_nodes} node{'s' * (record.num_nodes > 1)} ({record.launcher})"
-    return _tell(merge(by_rank), what, len(hosts), as_json=as_json)
+    return _tell(merged, what, len(hosts), as_json=as_json)
 
 
 def _record() -> RankRecord | None:
@@ -53,54 +63,46 @@ def _record() -> RankRecord | None:
         return None
 
 
-def _meet(
-    record: RankRecord, config: RunConfig | None, own: list[Finding], host: str
-) -> list[tuple[str, list[Finding]]] | None:
-    """Everybody's findings, and those that it takes everybody to find, on the driver; None elsewhere. Collective."""
-    interface = choose_interface(record, os.environ)
-    if interface is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-    import torch.distributed as dist
+def _directory(config: RunConfig | None) -> Path:
+    return Path(config.run.dir if config is not None else "runs")
 
-    from megarl.launch.doctor.together import check_together
-    from megarl.models.rendezvous import Rendezvous, join
 
-    seconds = config.launch.join_timeout_seconds if config is not None else _JOIN_SECONDS
-    patience = timedelta(seconds=seconds)
-    join(Rendezvous(record.rank, record.size, record.local_rank, record.meeting, join_timeout=patience), "gloo")
-    world = _world(record)
+def _interface(record: RankRecord | None) -> tuple[Finding, str | None]:
+    """The interface that ranks here would use, and the one that leads to rank 0, which need not be the same."""
+    if record is None:
+        addresses = (
+            f"{name} {one.address}"
+            for name, all_of_it in sorted(psutil.net_if_addrs().items())
+            for one in all_of_it
+            if one.family == socket.AF_INET
+        )
+        return Finding("interface", "ok", f"lo for ranks of one machine; there are: {', '.join(addresses)}"), None
+    try:
+        chosen = choose_interface(record, os.environ) or os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")
+        road = "lo" if record.num_nodes == 1 else interface_of(own_address(record.master_address))
+    except ConfigError as error:
+        return as_finding("network", error), None
+    return Finding("interface", "ok", chosen), road
+
+
+def _look(config: RunConfig | None, record: RankRecord | None) -> Report:
+    """What this process finds by itself. One rank looks at its machine for all that are there."""
+    num_cores = num_usable_cores()
+    if record is not None and record.launcher == "slurm" and num_cores < (os.cpu_count() or 1):
+        num_cores *= record.local_size  # each task is bound to cores of its own
+    interface, road = _interface(record)
+    found = check_variables(os.environ, config, Surroundings(psutil.net_if_addrs(), num_cores, road))
+    if not any(one.name == "interface" for one in found):  # else the one in use is a wrong one
+        found.insert(0, interface)
+    devices = look_at_devices()
+    index = record.device_index if record is not None else 0
+    found += check_devices(devices, config, index, num_cores)
+    if record is None or record.local_rank == 0:
+        found += check_machine(config)
+    host = socket.gethostname()
     # several ranks of one test machine may have its name; the node's number tells them apart
-    name = host if record.num_nodes == 1 else f"{host}, node {record.node_rank}"
-    own.insert(0, Finding("interface", "ok", os.environ.get("GLOO_SOCKET_IFNAME", "chosen by gloo")))
-    hosts: list[str] = world.broadcast(world.gather(name))
-    directory = Path(config.run.dir if config is not None else "runs")
-    together = check_together(world, hosts, directory)
-    gathered = world.gather([finding.to_tree() for finding in own])
-    world.barrier()
-    dist.destroy_process_group()
-    if gathered is None:
-        return None
-    findings = [[Finding(**tree) for tree in trees] for trees in gathered]
-    findings[0] += together
-    by_rank = list(zip(hosts, findings, strict=True))
-    # what was found together is everybody's
-    return by_rank + [(one, together) for one in hosts[1:]]
-
-
-def _world(record: RankRecord) -> World:
-    """All ranks, with no model laid out over them."""
-    import torch
-    import torch.distributed as dist
-
-    from megarl.core.world import Axis, World
-
-    group = dist.group.WORLD
-    assert group is not None, "joined"
-    whole = Axis(0, 1, group)
-    return World(
-        record.rank, record.size, record.local_rank, torch.device("cpu"), group,
-        tp=whole, pp=whole, dp=whole, cp=whole, ep=whole, etp=whole, edp=whole, dp_rank_of=(),
-    )  # fmt: skip
+    name = host if record is None or record.num_nodes == 1 else f"{host}, node {record.node_rank}"
+    return Report(name, found, own_software(), own_settings(config), devices.uuid_of(index))
 
 
 def _tell(merged: list[Merged], what: str, num_hosts: int, *, as_json: bool) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from megarl.core.errors import MegarlError
+
 Level = Literal["ok", "warning", "error"]
 _ORDER: dict[Level, int] = {"ok": 0, "warning": 1, "error": 2}
-_INDENT = 28
+_NAME_WIDTH, _INDENT = 18, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,12 @@ class Finding:
     def to_tree(self) -> dict[str, Any]:
         """JSON values only."""
         return {"name": self.name, "level": self.level, "text": self.text, "remedy": self.remedy}
+
+
+def as_finding(name: str, error: MegarlError) -> Finding:
+    """A mistake that would have ended the run: its first line says what is wrong, the others what to do."""
+    first, _, rest = str(error).partition("\n")
+    return Finding(name, "error", first, " ".join(rest.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ def as_table(merged: Sequence[Merged], num_hosts: int) -> str:
     lines = []
     for one in merged:
         where = "" if len(one.hosts) == num_hosts else f" [{', '.join(one.hosts)}]"
-        lines.append(f"  {one.finding.level:<8} {one.finding.name:<16} {one.finding.text}{where}")
+        lines.append(f"  {one.finding.level:<8} {one.finding.name:<{_NAME_WIDTH}} {one.finding.text}{where}")
         if one.finding.remedy:
             lines.append(f"{'':{_INDENT}}-> {one.finding.remedy}")
     return "\n".join(lines)

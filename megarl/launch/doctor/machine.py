@@ -1,12 +1,15 @@
-"""Checks of one machine by itself: packages, devices, memory, limits and storage."""
+"""Checks of one machine by itself: packages, cores, memory, limits and storage."""
 
 from __future__ import annotations
 
-import importlib.util
+import errno
 import os
+import platform
 import re
 import resource
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,18 +19,19 @@ import psutil
 
 from megarl import __version__
 from megarl.config.schema import RunConfig
-from megarl.launch.doctor.finding import Finding, Level
+from megarl.launch.doctor.finding import Finding
+from megarl.launch.doctor.limits import memory_limit, num_usable_cores
 
 _GIB = 2**30
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _MIN_OPEN_FILES = 4096
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9_.\-]+)(?:\[[^\]]*\])?==([^;\s]+)\s*(;.*extra\s*==.*)?$")
 
 
-def check_machine(config: RunConfig | None, num_local_ranks: int) -> Iterator[Finding]:
-    """Everything that needs no other machine."""
+def check_machine(config: RunConfig | None) -> Iterator[Finding]:
+    """What all ranks of a machine share, and needs no other machine."""
     yield _versions()
-    yield from _devices(config, num_local_ranks)
+    yield Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")
+    yield _cores()
     yield _memory()
     yield _shared_memory()
     yield _open_files()
@@ -69,62 +73,24 @@ def _versions() -> Finding:
     return Finding("versions", "ok", f"megarl {__version__}, {num_right} packages as in the matrix")
 
 
-def _devices(config: RunConfig | None, num_local_ranks: int) -> Iterator[Finding]:
-    import torch
-
-    wanted = config.run.device if config is not None else "auto"
-    if not torch.cuda.is_available():
-        if wanted == "cuda":
-            remedy = "check nvidia-smi and CUDA_VISIBLE_DEVICES, install a CUDA build of torch, or set run.device=cpu"
-            yield Finding("device", "error", f"run.device=cuda, but torch {torch.__version__} finds no GPU", remedy)
-            return
-        yield Finding("device", "ok", f"CPU, {os.cpu_count()} cores (torch {torch.__version__} finds no GPU)")
-        return
-    count = torch.cuda.device_count()
-    names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
-    nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    text = f"{count} x {names}, CUDA {torch.version.cuda}, NCCL {nccl}"
-    if count < num_local_ranks and wanted != "cpu":
-        yield Finding(
-            "device", "error", f"{text}: too few for {num_local_ranks} ranks here", "start fewer ranks per node"
-        )
-    else:
-        yield Finding("device", "ok", text)
-    for name, module, remedy in (
-        ("Transformer Engine", "transformer_engine", 'pip install "megarl[gpu]": layers are slower without it'),
-        ("Apex", "apex", ""),
-        ("SGLang", "sglang", 'pip install "megarl[gpu]", or name its interpreter in generation.python'),
-    ):
-        is_there = importlib.util.find_spec(module) is not None
-        is_needed = bool(remedy) and (
-            module != "sglang" or (config is not None and config.generation.engine == "sglang")
-        )
-        level: Level = "warning" if is_needed and not is_there else "ok"
-        text = "installed" if is_there else "not installed" + ("" if is_needed else ", not needed")
-        yield Finding(name, level, text, remedy if level == "warning" else "")
+def _cores() -> Finding:
+    usable, all_cores = num_usable_cores(), os.cpu_count() or 1
+    if usable == all_cores:
+        return Finding("cores", "ok", f"all {all_cores}")
+    return Finding("cores", "ok", f"{usable} of {all_cores}, by affinity or by a limit of the control group")
 
 
 def _memory() -> Finding:
     memory = psutil.virtual_memory()
     text = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free"
-    limit = _cgroup_limit()
-    if limit is not None and limit < memory.total:
-        text += f", this container may use {limit / _GIB:.1f} GiB"
-    if min(memory.available, limit or memory.available) < 2 * _GIB:
-        return Finding(
-            "memory", "warning", text, "offloaded models live in it: free some, or raise the container's limit"
-        )
+    free, limit = memory.available, memory_limit()
+    if limit is not None and limit.limit_bytes < memory.total:
+        free = min(free, limit.free_bytes)
+        text += f"; the control group may use {limit.limit_bytes / _GIB:.1f} GiB and has {free / _GIB:.1f} left"
+    if free < 2 * _GIB:
+        remedy = "offloaded models live in it: free some, or ask for more (Slurm: --mem; containers: --memory)"
+        return Finding("memory", "warning", text, remedy)
     return Finding("memory", "ok", text)
-
-
-def _cgroup_limit() -> int | None:
-    for path in _CGROUP_LIMITS:
-        try:
-            text = Path(path).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        return int(text) if text.isdecimal() else None
-    return None
 
 
 def _shared_memory() -> Finding:
@@ -148,15 +114,27 @@ def _open_files() -> Finding:
 def _storage(config: RunConfig | None) -> Finding:
     """Whether runs can be written where they are to be; the nearest directory that exists is tried."""
     wanted = Path(config.run.dir if config is not None else "runs")
-    existing = next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.is_dir())
+    remedy = "check permissions and the mount, or set run.dir"
     try:
+        existing = _nearest(wanted.absolute())
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".megarl-doctor-") as file:
             file.write(b"x")
+        free = shutil.disk_usage(existing).free
     except OSError as error:
-        remedy = "check permissions and the mount, or set run.dir"
-        return Finding("run directory", "error", f"{wanted} cannot be written: {error.strerror}", remedy)
-    free = shutil.disk_usage(existing).free
+        where = f" ({error.filename})" if isinstance(error, NotADirectoryError) else ""
+        return Finding("run directory", "error", f"{wanted} cannot be written: {error.strerror}{where}", remedy)
     text = f"{wanted}: {free / _GIB:.0f} GiB free"
     if free < 5 * _GIB:
         return Finding("run directory", "warning", text, "a checkpoint is about 12 bytes per weight: free some space")
     return Finding("run directory", "ok", text)
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the nearest one above it that exists. Anything but a directory there is an OSError."""
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return _nearest(path.parent)
+    if not is_directory:
+        raise NotADirectoryError(errno.ENOTDIR, "a file is in its place", str(path))
+    return path

@@ -5,9 +5,11 @@ Every function is a collective. What goes wrong on the way is a finding of who n
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,20 +23,22 @@ _NUM_TRIES = 3  # the best counts: a busy machine is no slow network
 _SLOW_GBIT = 1.0
 _SKEW_SECONDS = 1.0
 # Enough to find a bad link between any two of a few nodes, and not to take minutes on many.
-_MAX_ROUNDS = 16
+MAX_ROUNDS = 16
 
 
-def check_together(world: World, hosts: Sequence[str], directory: Path) -> list[Finding]:
-    """The driver's findings; [] on other ranks."""
-    speed, skew, disk = _bandwidth(world, hosts), _clocks(world, hosts), _shared_directory(world, hosts, directory)
-    return [speed, skew, disk] if world.is_driver else []
+def check_together(world: World, hosts: Sequence[str], directory: Path) -> Iterator[Finding]:
+    """The driver's findings, one after the other: where a later one fails, those before it are known."""
+    for check in (partial(_shared_directory, directory=directory), _clocks, _bandwidth):
+        finding = check(world, hosts)
+        if world.is_driver:
+            yield finding
 
 
 def _bandwidth(world: World, hosts: Sequence[str]) -> Finding:
     """Every rank sends to every other (to the next sixteen, in large runs); all pairs of a round at once."""
     own: list[float] = []
     sent, received = torch.zeros(_PAYLOAD_BYTES, dtype=torch.uint8), torch.empty(_PAYLOAD_BYTES, dtype=torch.uint8)
-    rounds = range(1, min(world.size, _MAX_ROUNDS + 1))
+    rounds = range(1, min(world.size, MAX_ROUNDS + 1))
     for shift in rounds:
         seconds = []
         for _ in range(_NUM_TRIES):
@@ -88,12 +92,13 @@ def _shared_directory(world: World, hosts: Sequence[str], directory: Path) -> Fi
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
     world.barrier()
-    if not problem and not marks[0].is_file():
+    if not problem and not _is_there(marks[0]):
         problem = "is another directory there"
     problems = world.gather(problem)
-    unseen = [rank for rank, mark in enumerate(marks) if not mark.is_file()]
+    unseen = [rank for rank, mark in enumerate(marks) if not _is_there(mark)]
     world.barrier()
-    marks[world.rank].unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it may not be there, on a disk that cannot be written
+        marks[world.rank].unlink()
     if problems is None:
         return Finding("shared disk", "ok", "")
     bad = {hosts[rank]: why for rank, why in enumerate(problems) if why} | {
@@ -103,3 +108,10 @@ def _shared_directory(world: World, hosts: Sequence[str], directory: Path) -> Fi
         text = f"{directory} " + "; ".join(f"{why} ({host})" for host, why in bad.items())
         return Finding("shared disk", "error", text, "set run.dir to a directory that all nodes mount at the same path")
     return Finding("shared disk", "ok", f"{directory} is one directory for all ranks")
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a directory that may not be entered
+        return False

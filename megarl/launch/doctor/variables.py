@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 from megarl.config.schema import RunConfig
 from megarl.core.errors import ConfigError
 from megarl.core.faults import VARIABLE as FAULT
-from megarl.launch.doctor.finding import Finding
-from megarl.launch.rendezvous import identify, read_rendezvous
+from megarl.launch.doctor.finding import Finding, as_finding
+from megarl.launch.rendezvous import identify, num_idle_nodes, read_rendezvous, visible_devices
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "*")
 
 
-def check_variables(
-    environment: Mapping[str, str], config: RunConfig | None, interfaces: Collection[str], num_cores: int
-) -> list[Finding]:
-    """All conflicts; one line that says so if there are none."""
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What of the machine decides whether a variable is right."""
+
+    interfaces: Collection[str]
+    # that all ranks of this machine have together
+    num_cores: int
+    # the interface that leads to rank 0; None: not known, or nobody launched this
+    road: str | None = None
+
+
+def check_variables(environment: Mapping[str, str], config: RunConfig | None, around: Surroundings) -> list[Finding]:
+    """All conflicts, or one line that says that there are none; and what variables hide."""
     found = [
         *_launcher(environment, config),
+        *_allocation(environment),
         *_devices(environment, config),
-        *_interfaces(environment, interfaces),
-        *_threads(environment, num_cores),
+        *_interfaces(environment, around),
+        *_threads(environment, around.num_cores),
         *_proxies(environment),
         *_faults(environment),
     ]
-    return found or [Finding("environment", "ok", "no variables that contradict each other")]
+    if any(one.level != "ok" for one in found):
+        return found
+    return [*found, Finding("environment", "ok", "no variables that contradict each other")]
 
 
 def _launcher(environment: Mapping[str, str], config: RunConfig | None) -> Iterator[Finding]:
@@ -35,22 +48,56 @@ def _launcher(environment: Mapping[str, str], config: RunConfig | None) -> Itera
         else:
             identify(environment)
     except ConfigError as error:
-        first, _, rest = str(error).partition("\n")
-        yield Finding("environment", "error", first, rest)
+        yield as_finding("environment", error)
+
+
+def _allocation(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Nodes of a Slurm job that nobody looks at."""
+    num_idle = num_idle_nodes(environment)
+    if num_idle > 0 and _num_nodes(environment) is None:
+        yield Finding(
+            "environment",
+            "warning",
+            f"this is a Slurm job with {num_idle + 1} nodes, but without srun only this one is looked at",
+            "srun --ntasks-per-node=RANKS python -m megarl doctor CONFIG, with as many tasks as the run has ranks",
+        )
+
+
+def _num_nodes(environment: Mapping[str, str]) -> int | None:
+    """Of the ranks that a launcher started; None: nobody did."""
+    try:
+        record = identify(environment)
+    except ConfigError:
+        return 1  # told elsewhere
+    return None if record is None else record.num_nodes
 
 
 def _devices(environment: Mapping[str, str], config: RunConfig | None) -> Iterator[Finding]:
-    if (
-        config is not None
-        and config.run.device == "cuda"
-        and environment.get("CUDA_VISIBLE_DEVICES", "0").strip() == ""
-    ):
-        text = "run.device=cuda, but CUDA_VISIBLE_DEVICES is empty and hides all GPUs"
+    """CUDA reads the list up to the first entry that it does not know, and says nothing."""
+    listed, seen = environment.get("CUDA_VISIBLE_DEVICES"), visible_devices(environment)
+    wanted = "auto" if config is None else config.run.device
+    if listed is None or seen is None or wanted == "cpu":
+        return
+    entries = [one.strip() for one in listed.split(",")]
+    shown = f"CUDA_VISIBLE_DEVICES={listed[:40]}"
+    is_meant = not seen and entries in ([""], ["-1"])
+    if seen and len(seen) < len(entries):
+        text = f"{shown} ends at {entries[len(seen)][:20]!r}, which is no device: {len(seen)} can be seen"
+        yield Finding("environment", "warning", text, "list numbers or UUIDs of GPUs (nvidia-smi -L)")
+    elif not seen and wanted == "cuda":
+        text = f"run.device=cuda, but {shown} hides all GPUs"
         yield Finding("environment", "error", text, "unset CUDA_VISIBLE_DEVICES")
+    elif is_meant:
+        yield Finding("environment", "ok", f"{shown} hides all GPUs")
+    elif not seen:
+        text = f"{shown} hides all GPUs, because {entries[0][:20]!r} is no device"
+        yield Finding("environment", "warning", text, "list numbers or UUIDs of GPUs (nvidia-smi -L)")
 
 
-def _interfaces(environment: Mapping[str, str], interfaces: Collection[str]) -> Iterator[Finding]:
-    chosen = {}
+def _interfaces(environment: Mapping[str, str], around: Surroundings) -> Iterator[Finding]:
+    """What is wrong here is called ``interface``: ranks that have it must not try to connect."""
+    interfaces, chosen = around.interfaces, {}
+    num_nodes = _num_nodes(environment) or 1
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         value = environment.get(name, "")
         exact = value.removeprefix("=")
@@ -60,7 +107,10 @@ def _interfaces(environment: Mapping[str, str], interfaces: Collection[str]) -> 
         known = [one for one in exact.split(",") if any(own.startswith(one) for own in interfaces)]
         if not known or (name == "GLOO_SOCKET_IFNAME" and exact not in interfaces):
             text = f"{name}={value[:40]}, but the interfaces here are {', '.join(sorted(interfaces))}"
-            yield Finding("environment", "error", text, f"unset {name}: megarl finds the one that leads to rank 0")
+            yield Finding("interface", "error", text, f"unset {name}: megarl finds the one that leads to rank 0")
+        elif exact == "lo" and num_nodes > 1 and around.road != "lo":
+            text = f"{name}=lo, but there are {num_nodes} nodes, and loopback does not leave this one"
+            yield Finding("interface", "error", text, f"unset {name}: megarl finds the one that leads to rank 0")
     if len(set(chosen.values())) > 1:
         text = ", ".join(f"{name}={value[:40]}" for name, value in chosen.items())
         yield Finding("environment", "warning", f"{text} use different networks", "set both to the same, or neither")
