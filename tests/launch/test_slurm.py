@@ -138,7 +138,7 @@ def test_three_warnings_and_a_lost_node_change_nothing(slurm: Slurm, expected: l
 
 
 def test_a_job_that_is_warned_before_its_first_step_ends(slurm: Slurm, tmp_path: Path) -> None:
-    """It would go round for ever. The ranks listen already, and still load."""
+    """It would go round for ever. The ranks listen already, and still meet or load."""
     slurm.wait_for_nodes()
     job = submitted(slurm, tmp_path)
 
@@ -150,7 +150,8 @@ def test_a_job_that_is_warned_before_its_first_step_ends(slurm: Slurm, tmp_path:
     slurm.run("scancel", "--signal=USR1", "--batch", str(job.number))
     end = job.wait_for_end("COMPLETED", "FAILED")
     assert (end.state, end.num_starts, end.exit_code) == ("FAILED", 1, "76:0"), job.log
-    assert f"MRL-8002 stopped by SIGUSR1 before step 1 of {NUM_STEPS}, the first of this start." in job.log
+    # the warning finds them while they meet, or later
+    assert re.search("MRL-8002 stopped by SIGUSR1 (at the start|before step 1 of .*, the first of this start)", job.log)
     assert job.log.splitlines()[-1].startswith(f"job {job.number} ends: no step was finished since restart 0")
     assert job.num_steps == 0
     job.assert_nothing_is_left()
