@@ -282,6 +282,17 @@ def traces(network: int | str) -> set[str]:
     return found
 
 
+def remaining(network: int | str, before: set[str], ports: set[str]) -> list[str]:
+    """What is there that was not before. The kernel closes sockets a moment after the process is seen to have ended."""
+    deadline = time.monotonic() + 2.0
+    while True:
+        # ports that others on this machine opened meanwhile are not the run's
+        found = {name for name in traces(network) - before if not name.startswith("port ") or name in ports}
+        if not found or time.monotonic() > deadline:
+            return sorted(found)
+        time.sleep(0.05)
+
+
 @dataclass(frozen=True)
 class Case:
     launcher: str
@@ -362,8 +373,7 @@ def try_case(case: Case, start: Start, network: int | str, directory: Path, expe
             end_all(job)
         code, output = job.result()
         (directory / "output.txt").write_text(output)
-    # ports that others on this machine opened meanwhile are not the run's
-    left += sorted(name for name in traces(network) - before if not name.startswith("port ") or name in ports)
+    left += remaining(network, before, ports)
     outcome = Outcome(code, output, "", job.directory)
     was_resumed = code != 0 or len(samples_and_weights(outcome)) < NUM_STEPS
     if was_resumed:

@@ -18,7 +18,6 @@ from megarl.launch.watch import RankState
 
 _SECONDS_FOR_STACKS = 1.0
 _SECONDS_TO_LEAVE = 1.0
-_SECONDS_TO_LOSE_A_PARENT = 0.5
 
 
 class KeptRank:
@@ -78,11 +77,8 @@ class KeptRank:
             return pid, None
 
     def _has_lost_parent(self) -> bool:
-        """Children end a moment before the process that was killed is seen to have ended."""
-        status = self._status()
-        if self._parent is None or (status and status[1] == self._parent_pid):
-            return False
-        return bool(status) or _is_readable(self._parent, _SECONDS_TO_LOSE_A_PARENT)
+        """The rank ends a moment before a parent that was killed has ended; but that is then already dying."""
+        return self._parent is not None and (_is_readable(self._parent, 0.0) or _is_being_killed(self._parent_pid))
 
     def _kernel_state(self) -> str:
         return next(iter(self._status()), "")
@@ -117,3 +113,13 @@ def end_ranks(ranks: Sequence[KeptRank], exit_code: int, *, with_stacks: bool) -
 def _not_ended(ranks: Sequence[KeptRank], seconds: float) -> list[KeptRank]:
     deadline = time.monotonic() + seconds
     return [rank for rank in ranks if not rank.has_ended(deadline - time.monotonic())]
+
+
+def _is_being_killed(pid: str) -> bool:
+    """The kernel keeps SIGKILL in the list of waiting signals until the last thread is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # it has ended meanwhile
+        return True
+    waiting = next((line.split()[1] for line in lines if line.startswith("ShdPnd:")), "0")
+    return bool(int(waiting, 16) >> (signal.SIGKILL - 1) & 1)
