@@ -38,10 +38,14 @@ from tests.e2e import test_ray  # noqa: E402
 from tests.e2e.ray_cluster import RayCluster, ray_cluster  # noqa: E402
 from tests.e2e.runs import QUICKSTART, Outcome, environment, train  # noqa: E402
 from tests.e2e.test_servers import SERVERS, samples_and_weights, totals  # noqa: E402
-from tests.e2e.test_torchrun import HANG_SECONDS, NUM_STEPS, PATIENCE, SETTINGS, TORCHRUN, program  # noqa: E402
+from tests.e2e.test_torchrun import HANG_SECONDS, PATIENCE, TORCHRUN  # noqa: E402
+from tests.e2e.test_torchrun import SETTINGS as SHORT  # noqa: E402
 from tests.launch.slurm_cluster import slurm_cluster  # noqa: E402
 from tests.launch.test_slurm import Submitted, submitted  # noqa: E402
 
+# Enough that nobody is too late to disturb it, however fast the machine is.
+NUM_STEPS = 30
+SETTINGS = (*SHORT, f"run.num_steps={NUM_STEPS}")
 # "batch" is the shell of a Slurm job, "actor" the process of Ray that holds a rank
 VICTIMS = ("rank0", "rank1", "launcher", "batch", "actor", "engine")
 ONLY_UNDER = {"batch": "slurm", "actor": "ray"}
@@ -159,7 +163,7 @@ def by_command(words: Sequence[str]) -> Start:
 
     @contextmanager
     def start(directory: Path, settings: Sequence[str]) -> Iterator[Job]:
-        command = [*words, *program(directory), *settings]
+        command = [*words, "-m", "megarl", "train", str(QUICKSTART), f"run.dir={directory}", *SETTINGS, *settings]
         # not a pipe: nobody reads it while the run goes on
         output = directory / f"said_{len(list(directory.glob('said_*')))}.txt"
         with open(output, "w", encoding="utf-8") as file:

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed.distributed_c10d import _get_default_store
 
 from megarl.config.layout import hf_config_of, max_sequence_length, model_shape
 from megarl.config.schema import RunConfig
 from megarl.core.errors import EngineError
 from megarl.core.loop_thread import LoopThread
-from megarl.core.protocols import OffloadPart
+from megarl.core.protocols import OffloadPart, ServerProcesses
 from megarl.core.secret import Secret, resolve
 from megarl.core.world import DRIVER, World
 from megarl.generation.fleet.servers import ServerFleet
 from megarl.generation.fleet.settings import FleetSettings
 from megarl.generation.http.client import EngineClient
 from megarl.generation.parts import ServerMemory
+from megarl.generation.servers.elsewhere import Errands, ServersEverywhere
 from megarl.generation.servers.model_directory import write_model_directory
 from megarl.generation.servers.processes import ServerSpec, StartedServers
 from megarl.generation.servers.router import Router, start_router
@@ -64,6 +66,9 @@ class ServerEngines:
         self._router = self._route() if world.is_driver else None
         self._loop = LoopThread("megarl-servers")
         self._clients = {address.url: self._client(address.url) for address in self._addresses}
+        self._errands = None
+        if self._started is not None and not world.is_driver:
+            self._errands = Errands(self._started, world.rank, _get_default_store())
         self._fleet = self._make_fleet(say) if world.is_driver else None
 
     @property
@@ -105,6 +110,8 @@ class ServerEngines:
         self._loop.close()
         if self._router is not None:
             self._router.stop()
+        if self._errands is not None:
+            self._errands.close()
         if self._started is not None:
             self._started.stop()
 
@@ -221,9 +228,11 @@ class ServerEngines:
             own.min_servers,
             own.max_restarts,
         )
-        # It can start again what this process started; with servers on other machines, none.
-        started = self._started if self._started and len(self._started.urls) == len(self._clients) else None
-        return ServerFleet(list(self._clients.values()), settings, self._loop, started, say)
+        processes: ServerProcesses | None = self._started
+        rank_of = {address.url: address.rank for address in self._addresses}
+        if not own.urls and set(rank_of.values()) != {DRIVER}:
+            processes = ServersEverywhere(self._started, rank_of, _get_default_store(), own.start_timeout_seconds)
+        return ServerFleet(list(self._clients.values()), settings, self._loop, processes, say)
 
     def _transport_name(self) -> Literal["tensor", "broadcast", "disk"]:
         name = self._config.weights.transport
