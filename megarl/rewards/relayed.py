@@ -36,6 +36,7 @@ from megarl.rewards.relay_link import (
 _CHUNK_BYTES = 1 << 16
 # Who is ended because a sample took too long blames the relay if it missed two beats.
 _SECONDS_OF_DOUBT = 2.5 * SECONDS_BETWEEN_BEATS
+_SECONDS_FOR_THE_DRIVER = 0.5
 
 
 def main() -> None:
@@ -66,10 +67,11 @@ def main() -> None:
             _write(terms.replies, read_exactly(connection, size))
         code = read_exactly(connection, 1)[0]
         sys.stderr.write(connection.recv(_CHUNK_BYTES).decode(errors="replace"))
-    except BlockingIOError:
-        _vanish(heard.since())
     except OSError as error:
-        _vanish(error.strerror or str(error))
+        why = heard.since() if isinstance(error, BlockingIOError) else error.strerror or str(error)
+        # A driver that is killed takes relays of its machine with it: then its signal is on the way, and ends this.
+        time.sleep(_SECONDS_FOR_THE_DRIVER)
+        _vanish(why)
     sys.stderr.flush()
     os._exit(code)  # its directory, with its last words, is the driver's to remove
 
