@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,7 +230,8 @@ def on_slurm() -> Iterator[tuple[Start, int]]:
 def on_ray() -> Iterator[tuple[Start, int]]:
     """Starts by ``ray job submit``, and a process in the cluster's network."""
     numbers = itertools.count()
-    with ray_cluster() as cluster:
+    # what is not read while the run goes on would hold it up
+    with ThreadPoolExecutor() as readers, ray_cluster() as cluster:
 
         @contextmanager
         def start(directory: Path, settings: Sequence[str]) -> Iterator[Job]:
@@ -239,8 +241,10 @@ def on_ray() -> Iterator[tuple[Start, int]]:
             words = test_ray.submit(f"job-{next(numbers)}", project, *SETTINGS, "launch.max_restarts=0", *settings)
             process = cluster.start(project, *words)
 
+            output = readers.submit(process.stdout.read if process.stdout else str)
+
             def end() -> tuple[int, str] | None:
-                return None if process.poll() is None else (process.returncode, process.communicate()[0])
+                return None if process.poll() is None else (process.returncode, output.result())
 
             job = Job(directory / "runs" / "quickstart", cluster.process, belongs_to_ray_job, is_ray_driver, end)
             try:
