@@ -1,6 +1,6 @@
 """Kill and stop every kind of process under every launcher, and run the same command again.
 
-    python tools/kill_launchers.py                       # everything that this machine can start: about half an hour
+    python tools/kill_launchers.py                       # everything that this machine can start: twenty minutes
     python tools/kill_launchers.py --only local,torchrun --victims rank0,launcher --signals STOP
 
 For each launcher, victim and signal: a run of a few steps is disturbed after its second step. It must be said who it
