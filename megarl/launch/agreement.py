@@ -19,15 +19,20 @@ _MAX_NAMED = 10
 
 def terms(config: RunConfig) -> dict[str, Any]:
     """What must be the same in all ranks; nothing in it may depend on the machine."""
-    versions = {"megarl": __version__, **{name: _version(name) for name in _PACKAGES}}
-    return {**{f"version of {name}": version for name, version in versions.items()}, **config.model_dump(mode="json")}
+    versions = {f"version of {name}": version for name, version in own_versions().items()}
+    return {**versions, **config.model_dump(mode="json")}
 
 
-def _version(package: str) -> str | None:
+def own_versions() -> dict[str, str]:
+    """Of the packages on which numbers, and messages between ranks, depend."""
+    return {"megarl": __version__, **{name: _version(name) for name in _PACKAGES}}
+
+
+def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # a copy of its sources
-        return None
+        return "not installed"
 
 
 def require_agreement(meeting: Meeting, own: dict[str, Any]) -> None:

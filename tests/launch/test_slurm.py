@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -198,6 +199,25 @@ def test_the_doctor_on_all_ranks_of_a_job(slurm: Slurm, tmp_path: Path) -> None:
     assert log.startswith("megarl doctor: 4 ranks on 2 nodes (slurm)\n")
     assert "all 4 ranks reach each other" in log
     assert " 0 errors," in f" {log}".replace("\n", " ")
+
+
+def test_torchrun_inside_of_srun(slurm: Slurm, expected: list[str], tmp_path: Path) -> None:
+    slurm.wait_for_nodes()
+    meeting = "--nnodes=2 --nproc-per-node=1 --node-rank=$SLURM_NODEID --master-addr=n1 --master-port=29517"
+    program = shlex.join(["-m", "megarl", "train", str(QUICKSTART), f"run.dir={tmp_path}", *SETTINGS])
+    task = f"exec {sys.executable} -m torch.distributed.run {meeting} --max-restarts=0 {program}"
+    job = Submitted(
+        slurm,
+        slurm.submit(
+            *("--nodes=2", "--ntasks-per-node=1", "--output=quickstart-%j.log"),
+            f"--wrap=srun bash -c {shlex.quote(task)}",
+            cwd=tmp_path,
+        ),
+        tmp_path,
+    )
+    assert job.wait_for_end("FAILED", "COMPLETED").state == "COMPLETED", job.log
+    assert job.ledger == expected
+    job.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("template", sorted((ROOT / "tools" / "slurm").glob("*.sbatch")), ids=lambda path: path.name)

@@ -107,8 +107,8 @@ class Errands:
     def _do(self, what: str, url: str) -> str:
         try:
             asyncio.run(self._started.restart(url) if what == "restart" else self._started.end(url))
-        except EngineFault as fault:
-            return fault.reason
+        except (EngineFault, OSError) as fault:
+            return str(fault)
         return ""
 
 

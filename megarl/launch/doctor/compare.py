@@ -5,13 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from typing import Any
 
-from megarl import __version__
 from megarl.config.flat import flat_settings
 from megarl.config.schema import RunConfig
 from megarl.core.step_ranges import step_ranges
+from megarl.launch.agreement import own_versions
 from megarl.launch.doctor.finding import Finding
 
 _MAX_NAMED = 4
@@ -46,14 +45,8 @@ class Report:
 
 
 def own_software() -> dict[str, str]:
-    """The versions on which numbers and messages between ranks depend."""
-    versions = {"megarl": __version__, "Python": platform.python_version()}
-    for name in ("torch", "megatron-core"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "missing"
-    return versions
+    """The versions that must be alike."""
+    return {**own_versions(), "Python": platform.python_version()}
 
 
 def own_settings(config: RunConfig | None) -> dict[str, str]:

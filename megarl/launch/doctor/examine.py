@@ -27,9 +27,6 @@ _JOIN_SECONDS = 300.0
 
 def examine(config: RunConfig | None, *, as_json: bool) -> int:
     """Check everything and say it; the exit code is 0 unless a check found an error."""
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # before torch is imported: what it logs is no message of ours
     record = _record()
     report = _look(config, record)
     if record is None:
